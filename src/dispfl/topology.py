@@ -1,9 +1,12 @@
-"""Topologies: who receives whose models in round t, and who is offline. All peers derive it from
-the seed alone."""
+"""Topologies: who receives whose models in round t, and who is offline.
+
+All peers derive it from the seed alone.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import isqrt
 from typing import ClassVar, Literal
 
@@ -30,65 +33,69 @@ class Topology(Component):
         """Refuse a number of peers that this topology cannot connect."""
 
     def resolved(self, peers: int) -> "Topology":
-        """Return this topology for a number of peers: a default degree is lowered if necessary, a
-        given one is kept."""
+        """Return this topology for a number of peers: a default degree is lowered if necessary."""
         return self
 
     def connections(self, peers: int) -> int:
-        """Return how many neighbours a peer has, at most: those that a server with as many
-        connections works with."""
+        """Return how many neighbours a peer has, at most; a server has as many connections."""
         graph = self.neighbours(0, 0, peer_names(peers))
-        return max(1, *(len(names) for names in graph.values()))
+        return max(1, *map(len, graph.values()))
 
     @abstractmethod
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
 
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
-        """Return the peers that take part in the exchange of round t. Deviation 6: no others do,
-        either way."""
+        """Return the peers that take part in the exchange of round t.
+
+        Deviation 6: no others do, either way.
+        """
         if not self.offline_prob:
             return set(roster)
-        return {
-            peer
-            for peer in roster
-            if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE
-        }
+        threshold = self.offline_prob * _FULL_RANGE
+        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= threshold}
 
     def online_neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return the neighbours of each online peer in round t that are online too, in roster
-        order."""
+        """Return the neighbours of each online peer in round t that are online too.
+
+        In roster order.
+        """
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
-        known = set(roster)
-        if missing := known - graph.keys():
+        peers = set(roster)
+        missing = peers - graph.keys()
+        if missing:
             raise ConfigError(
                 f"topology {self.name} has no entry for peer {min(missing)}; give every peer a"
                 " list.",
                 key="topology",
             )
-        if unknown := {name for names in graph.values() for name in names} - known:
+        unknown = set(chain.from_iterable(graph.values())) - peers
+        if unknown:
             raise ConfigError(
                 f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.",
                 key="topology",
             )
-        return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
+        online_graph = {}
+        for k in roster:
+            if k in online:
+                online_graph[k] = sorted(j for j in graph[k] if j in online)
+        return online_graph
 
     def row(
         self, seed: int, t: int, roster: Sequence[str], peer: str
     ) -> tuple[list[str], list[str]]:
-        """Return whom one peer receives from in round t, and who receives from it; the same as in
-        `received`.
+        """Return whom one peer receives from in round t, and who receives from it.
 
-        A site needs no more than this. A topology with many peers may know it without the rows of
-        the others.
+        The same as in `online_neighbours`. A site needs no more than this. A topology with many
+        peers may know it without the rows of the others.
         """
         graph = self.online_neighbours(seed, t, roster)
-        return graph.get(peer, []), [name for name, senders in graph.items() if peer in senders]
+        receivers = [name for name, senders in graph.items() if peer in senders]
+        return graph.get(peer, []), receivers
 
     def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Return the peers that an online peer may choose to receive from: by default its
-        neighbours."""
+        """Return the peers that an online peer may receive from: by default its neighbours."""
         return received[peer]
 
 
@@ -98,8 +105,11 @@ class Ring(Topology):
     name: Literal["ring"] = "ring"
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        n = len(roster)
-        return {k: sorted({roster[i - 1], roster[(i + 1) % n]} - {k}) for i, k in enumerate(roster)}
+        graph = {}
+        for i, k in enumerate(roster):
+            beside = {roster[i - 1], roster[(i + 1) % len(roster)]}
+            graph[k] = sorted(beside - {k})
+        return graph
 
 
 class Full(Topology):
@@ -114,13 +124,14 @@ class Full(Topology):
         self, seed: int, t: int, roster: Sequence[str], peer: str
     ) -> tuple[list[str], list[str]]:
         online = self.online(seed, t, roster)
-        others = sorted(online - {peer}) if peer in online else []
-        return others, others
+        if peer not in online:
+            return [], []
+        neighbours = sorted(online - {peer})
+        return neighbours, neighbours
 
 
 class Grid(Topology):
-    """Peers on a torus grid, as square as their number allows; each receives from the four around
-    it."""
+    """Peers on a torus grid, as square as their number allows; each has the four around it."""
 
     name: Literal["grid"] = "grid"
 
@@ -153,15 +164,15 @@ class Exponential(Topology):
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         n = len(roster)
         steps = [2**power for power in range((n - 1).bit_length())]
-        return {
-            k: sorted({roster[(i + step) % n] for step in steps} - {k})
-            for i, k in enumerate(roster)
-        }
+        graph = {}
+        for i, k in enumerate(roster):
+            ahead = {roster[(i + step) % n] for step in steps}
+            graph[k] = sorted(ahead - {k})
+        return graph
 
 
 class RandomRegular(Topology):
-    """A new graph each round, in which every peer receives from `degree` peers and sends to as
-    many.
+    """A new graph each round: every peer receives from `degree` peers and sends to as many.
 
     Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets
     give whom each receives from, so that "the busiest node has at most 10 connections" is true for
@@ -198,10 +209,11 @@ class RandomRegular(Topology):
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         circle, offsets = _circle(seed, t, tuple(roster), self.degree)
-        n = len(circle)
-        return {
-            k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)
-        }
+        graph = {}
+        for i, k in enumerate(circle):
+            senders = [circle[(i + offset) % len(circle)] for offset in offsets]
+            graph[k] = sorted(senders)
+        return graph
 
     def row(
         self, seed: int, t: int, roster: Sequence[str], peer: str
@@ -210,27 +222,26 @@ class RandomRegular(Topology):
         circle, offsets = _circle(seed, t, tuple(roster), self.degree)
         if peer not in online:
             return [], []
-        i, n = circle.index(peer), len(circle)
-        senders, listeners = ([circle[(i + way * k) % n] for k in offsets] for way in (1, -1))
-        return sorted(online.intersection(senders)), sorted(online.intersection(listeners))
+        n = len(circle)
+        i = circle.index(peer)
+        senders = [circle[(i + offset) % n] for offset in offsets]
+        receivers = [circle[(i - offset) % n] for offset in offsets]
+        return sorted(online.intersection(senders)), sorted(online.intersection(receivers))
 
 
 @lru_cache(maxsize=64)
 def _circle(seed: int, t: int, roster: tuple[str, ...], degree: int) -> tuple[list[str], list[int]]:
-    """Return the peers in their order on the circle of round t, and the offsets of those that each
-    receives from.
+    """Return the peers' order on the circle of round t, and the offsets of each one's senders.
 
     With fewer other peers than `degree`, each receives from all of them.
     """
     circle = sorted(roster, key=lambda peer: stream_seed(seed, "circle", peer, t))
-    offsets = sorted(
-        range(1, len(roster)), key=lambda offset: stream_seed(seed, "offset", offset, t)
-    )
+    offsets = list(range(1, len(roster)))
+    offsets.sort(key=lambda offset: stream_seed(seed, "offset", offset, t))
     return circle, offsets[:degree]
 
 
 def peer_names(count: int) -> list[str]:
-    """Return the names of simulated peers: `000`, `001`, ..., whose alphabetical order is the
-    roster's."""
+    """Return the names of simulated peers: `000`, `001`, ..., in the roster's order."""
     width = max(3, len(str(count - 1)))
     return [f"{k:0{width}d}" for k in range(count)]

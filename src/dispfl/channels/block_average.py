@@ -65,14 +65,14 @@ def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
     masks = [_channel_mask(model) for model in models]
     sources = _sources(models, masks)
     common = _in_common(masks, mask)
-    held = _held_by_axis(common, mask)
+    held_by_axis = _held_by_axis(common, mask)
 
     holders: dict[Axes, Tensor] = {}
     for i, (total, axes) in enumerate(zip(averages, mask.layout.axes, strict=True)):
         for source, common_axes in zip(sources, common, strict=True):
             _add(total, source[i], _of_dimensions(common_axes, axes))
         if axes not in holders:
-            holders[axes] = _count(_of_dimensions(held, axes), len(models))
+            holders[axes] = _count(_of_dimensions(held_by_axis, axes), len(models))
         torch.from_numpy(total).div_(holders[axes])
     return average
 
@@ -87,15 +87,15 @@ def aligned_blocks(
     held_by_axis = _held_by_axis(common, mask)
     parameters = zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)
     for i, (where, shape, axes) in enumerate(parameters):
-        held = torch.ones(len(models), *shape, dtype=torch.uint8)
+        is_held = torch.ones(len(models), *shape, dtype=torch.uint8)
         for dim, flags in enumerate(_of_dimensions(held_by_axis, axes)):
             if flags is not None:
                 along_dim = [1] * len(shape)
                 along_dim[dim] = shape[dim]
-                held *= flags.view(-1, *along_dim).byte()
+                is_held *= flags.view(-1, *along_dim).byte()
 
         rows = []
-        for flags, source, common_axes in zip(held.flatten(1), sources, common, strict=True):
+        for flags, source, common_axes in zip(is_held.flatten(1), sources, common, strict=True):
             weights = torch.zeros(shape)
             _add(weights.numpy(), source[i], _of_dimensions(common_axes, axes))
             positions = true_indices(flags.view(torch.bool))
@@ -114,22 +114,22 @@ def start_units_(average: Tensor, mask: "ChannelMask", fresh: Flags, first_weigh
     averages = parameter_arrays(mask.small, average)
     first = parameter_arrays(layout, first_weights)
     parameters = zip(averages, first, layout.axes, layout.output_dims, strict=True)
-    for small, whole, axes, output in parameters:
+    for small, large, axes, output in parameters:
         if not axes or axes[output] is None:
             continue
         in_small = []
-        in_whole = []
+        in_large = []
         for dim, axis in enumerate(axes):
             if axis is None:
                 in_small.append(np.arange(small.shape[dim]))
-                in_whole.append(np.arange(small.shape[dim]))
+                in_large.append(np.arange(small.shape[dim]))
                 continue
             positions = mask.positions[axis]
             new = is_fresh[axis][positions] & (layout.axis_arrays[axis][positions] >= 0)
             where = np.flatnonzero(new if dim == output else ~new)
             in_small.append(where)
-            in_whole.append(positions[where])
-        small[np.ix_(*in_small)] = whole[np.ix_(*in_whole)]
+            in_large.append(positions[where])
+        small[np.ix_(*in_small)] = large[np.ix_(*in_large)]
 
 
 def parameter_arrays(layout: Layout, values: Tensor) -> list[Floats]:
@@ -160,22 +160,22 @@ def _of_dimensions(by_axis: Sequence[_T], axes: Axes) -> list[_T | None]:
 
 def _in_common(masks: Sequence["ChannelMask"], mask: "ChannelMask") -> list[list[Common]]:
     """Return what each mask has in common with ours, of every axis."""
-    held = mask.layout.held(mask.units)
-    index = [np.cumsum(flags) - 1 for flags in held]
-    return [_common(theirs, held, index) for theirs in masks]
+    our_flags = mask.layout.held(mask.units)
+    our_index = [np.cumsum(flags) - 1 for flags in our_flags]
+    return [_common(their_mask, our_flags, our_index) for their_mask in masks]
 
 
 def _common(
-    theirs: "ChannelMask", held: Sequence[Flags], index: Sequence[Positions]
+    their_mask: "ChannelMask", our_flags: Sequence[Flags], our_index: Sequence[Positions]
 ) -> list[Common]:
     """Return what another mask and ours hold of each axis.
 
-    `held` says which positions we hold, `index` where they are among ours.
+    The flags say which positions we hold, the index where they are among ours.
     """
     common = []
-    for positions, our_flags, our_index in zip(theirs.positions, held, index, strict=True):
-        shared = np.flatnonzero(our_flags[positions])
-        common.append(Common(our_index[positions[shared]], shared))
+    for positions, flags, index in zip(their_mask.positions, our_flags, our_index, strict=True):
+        shared = np.flatnonzero(flags[positions])
+        common.append(Common(index[positions[shared]], shared))
     return common
 
 
@@ -183,10 +183,10 @@ def _held_by_axis(common: Sequence[Sequence[Common]], mask: "ChannelMask") -> li
     """Return by axis which of our positions each model holds, as ones and zeros."""
     held_by_axis = []
     for of_models, positions in zip(zip(*common, strict=True), mask.positions, strict=True):
-        held = torch.zeros(len(of_models), len(positions))
-        for row, shared in zip(held, of_models, strict=True):
+        is_held = torch.zeros(len(of_models), len(positions))
+        for row, shared in zip(is_held, of_models, strict=True):
             row.numpy()[shared.ours] = 1
-        held_by_axis.append(held)
+        held_by_axis.append(is_held)
     return held_by_axis
 
 
@@ -201,12 +201,12 @@ def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None
         total[common[0].ours] += source[common[0].theirs]
         return
     if any(common[2:]):
-        ours = []
-        theirs = []
+        our_positions = []
+        their_positions = []
         for size, shared in zip(total.shape, common, strict=True):
-            ours.append(np.arange(size) if shared is None else shared.ours)
-            theirs.append(np.arange(size) if shared is None else shared.theirs)
-        total[np.ix_(*ours)] += source[np.ix_(*theirs)]
+            our_positions.append(np.arange(size) if shared is None else shared.ours)
+            their_positions.append(np.arange(size) if shared is None else shared.theirs)
+        total[np.ix_(*our_positions)] += source[np.ix_(*their_positions)]
         return
     # As (rows, columns, values): a convolution's values are its kernels.
     total = total.reshape(*total.shape[:2], -1)
@@ -243,8 +243,7 @@ def _add_block(total: Floats, source: Floats, rows: Common | None, columns: Comm
 
 
 def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
-    """Bring each row into our order of columns, with zeros where it has none, and add whole
-    rows."""
+    """Bring each row into our order of columns, zeros where it has none, and add whole rows."""
     block = torch.from_numpy(source)
     if rows is not None:
         block = block.index_select(0, torch.from_numpy(rows.theirs))

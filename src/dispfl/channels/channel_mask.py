@@ -85,7 +85,7 @@ class ChannelLayout(Layout):
 
     def small_shapes(self, units: Flags) -> list[tuple[int, ...]]:
         """Return the shape of each parameter of the small network, given a flag for each unit."""
-        counts = [int(np.count_nonzero(held)) for held in self.held(units)]
+        counts = [int(np.count_nonzero(flags)) for flags in self.held(units)]
         small_shapes = []
         for shape, axes in zip(self.shapes, self.axes, strict=True):
             dimensions = zip(shape, axes, strict=True)
@@ -96,7 +96,7 @@ class ChannelLayout(Layout):
 
     def weight_flags(self, units: Flags) -> Flags:
         """Return the flat mask of single weights, given a flag for each unit."""
-        held = self.held(units)
+        axis_flags = self.held(units)
         flags = np.empty(self.size, np.bool_)
         for where, shape, axes in zip(self.slices, self.shapes, self.axes, strict=True):
             view = flags[where].reshape(shape)
@@ -105,7 +105,7 @@ class ChannelLayout(Layout):
                 if axis is not None:
                     along_dim = [1] * len(shape)
                     along_dim[dim] = -1
-                    view &= held[axis].reshape(along_dim)
+                    view &= axis_flags[axis].reshape(along_dim)
         return flags
 
     # masks
@@ -213,7 +213,7 @@ class ChannelMask(Mask):
     @cached_property
     def positions(self) -> list[Positions]:
         """For every axis of the layout the held positions."""
-        return [np.flatnonzero(held) for held in self.layout.held(self.units)]
+        return [np.flatnonzero(flags) for flags in self.layout.held(self.units)]
 
     @cached_property
     def small(self) -> Layout:
@@ -241,8 +241,8 @@ class ChannelMask(Mask):
     def restrict(self, values: Tensor, other: Mask) -> tuple[Tensor, Mask]:
         common = self & other
         common_positions = []
-        for held, positions in zip(self.layout.held(common.units), self.positions, strict=True):
-            common_positions.append(np.flatnonzero(held[positions]))
+        for flags, positions in zip(self.layout.held(common.units), self.positions, strict=True):
+            common_positions.append(np.flatnonzero(flags[positions]))
 
         result = torch.empty(common.kept)
         targets = common.small.views(result)

@@ -260,8 +260,8 @@ class PackedModel:
         """
         packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
         flags = mask.numpy() if isinstance(mask, Tensor) else mask.flags()
-        kept = select(weights.numpy(), flags, allocate=allocate)
-        return cls(torch.from_numpy(kept).add_(0.0), packed)
+        values = select(weights.numpy(), flags, allocate=allocate)
+        return cls(torch.from_numpy(values).add_(0.0), packed)
 
     @classmethod
     def under(cls, weights: Tensor, mask: Mask) -> "PackedModel":

@@ -79,9 +79,9 @@ def prune_and_regrow(
     next_mask = mask.clone()
     for where in layout.slices:
         m = next_mask[where]
-        kept = int(m.sum())
-        count = min(kept, ceil(rate * kept))
-        if count == 0 or kept == m.numel():  # a dense layer would only regrow what it pruned
+        kept_count = int(m.sum())
+        count = min(kept_count, ceil(rate * kept_count))
+        if count == 0 or kept_count == m.numel():  # a dense layer would only regrow what it pruned
             continue
         held_positions = true_indices(m)
         magnitudes = weights[where][held_positions].abs()

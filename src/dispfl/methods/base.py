@@ -59,8 +59,7 @@ class Method(Component):
 
     @property
     def fine_tuning(self) -> "FineTuning | None":
-        """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at
-        all."""
+        """How the global model is fine-tuned on a peer's data before evaluation, if at all."""
         return None
 
     @property
@@ -211,9 +210,8 @@ class ServerMethod(Method):
     def pick(self, seed: int, t: int, online: Sequence[str]) -> list[str]:
         """Return the cohort of round t."""
         assert self.cohort is not None, "a run's context has fitted it"
-        return sorted(
-            sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort]
-        )
+        order = sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))
+        return sorted(order[: self.cohort])
 
     def cohort_of(self, topology: Topology, seed: int, t: int, roster: Sequence[str]) -> list[str]:
         """Return the peers that the server selects in round t, of those that are online."""
@@ -230,9 +228,9 @@ class ServerMethod(Method):
     def resolved(self, topology: Topology, peers: int) -> Self:
         """Return this method with a cohort; by default a server has as many connections as a peer
         has neighbours."""
-        return (
-            self if self.cohort else self.model_copy(update={"cohort": topology.connections(peers)})
-        )
+        if self.cohort:
+            return self
+        return self.model_copy(update={"cohort": topology.connections(peers)})
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the server's model."""
@@ -284,11 +282,9 @@ def _check_density(value: Any) -> Any:
         if isinstance(density, bool) or not isinstance(density, (int, float)):
             raise ValueError(f"must be a number in (0, 1], or a list of them, got {value!r}.")
         if not 0 < density <= 1:
-            hint = (
-                f" To keep {density:g}% of the weights write {density / 100:g}."
-                if 1 < density <= 100
-                else ""
-            )
+            hint = ""
+            if 1 < density <= 100:
+                hint = f" To keep {density:g}% of the weights write {density / 100:g}."
             raise ValueError(f"must be in (0, 1], got {density:g}.{hint}")
     if several and not value:
         raise ValueError("must be a number or a list of numbers in (0, 1], got an empty list.")

@@ -1,11 +1,11 @@
-"""What private training spends: the epsilon of Poisson-sampled Gaussian steps, with the accountants
-of `dp-accounting`.
+"""What private training spends: the epsilon of Poisson-sampled Gaussian steps.
 
-Two data sets are neighbours if one has one sample more. Every step of a peer is one Gaussian
-mechanism on a Poisson sample of its data; steps compose, whatever the model and the mask were
-before each of them, because these depend on the data through earlier steps only. `spent_epsilon`
-uses Rényi differential privacy (Mironov et al., 2019) of whole orders, which is quick;
-`tight_epsilon` computes privacy loss distributions, which is slower and tighter.
+The accountants are those of `dp-accounting`. Two data sets are neighbours if one has one sample
+more. Every step of a peer is one Gaussian mechanism on a Poisson sample of its data; steps compose,
+whatever the model and the mask were before each of them, because these depend on the data through
+earlier steps only. `spent_epsilon` uses Rényi differential privacy (Mironov et al., 2019) of whole
+orders, which is quick; `tight_epsilon` computes privacy loss distributions, which is slower and
+tighter.
 """
 
 from dataclasses import dataclass, replace
@@ -34,8 +34,7 @@ class StepsTaken:
 
 @dataclass(frozen=True)
 class PrivateHistory:
-    """The rounds of private training that a real site has begun, and the steps in them, which are
-    spent."""
+    """The rounds of private training that a real site has begun, and the steps they spent."""
 
     rounds: int = 0
     taken: tuple[StepsTaken, ...] = ()
@@ -64,32 +63,30 @@ class PrivacyPlan:
 
     def steps_in(self, history: PrivateHistory) -> int:
         """Return the steps that were taken as this plan takes them."""
-        return sum(taken.steps for taken in history.taken if self._same(taken))
+        return sum(taken.steps for taken in history.taken if self._is_planned(taken))
 
     def after(self, history: PrivateHistory) -> "PrivacyPlan":
-        """Return the plan with what is left of its budget after the steps that were taken
-        otherwise."""
-        earlier = tuple(taken for taken in history.taken if not self._same(taken))
+        """Return the plan with what is left of its budget after steps taken otherwise."""
+        earlier = tuple(taken for taken in history.taken if not self._is_planned(taken))
         if not earlier:
             return self
-        plan, epsilon = replace(self, earlier=earlier), self.epsilon
-        if epsilon is None:
-            return plan
-        return replace(
-            plan,
-            max_steps=steps_within(self.rate, self.noise_multiplier, epsilon, self.delta, earlier),
+        if self.epsilon is None:
+            return replace(self, earlier=earlier)
+        max_steps = steps_within(
+            self.rate, self.noise_multiplier, self.epsilon, self.delta, earlier
         )
+        return replace(self, earlier=earlier, max_steps=max_steps)
 
     def begin_round(self, history: PrivateHistory) -> PrivateHistory | None:
-        """Return the history with one more round of this plan, or None if the budget does not last
-        for it."""
-        plan, steps = self.after(history), self.steps_in(history) + self.steps_per_round
+        """Return the history with one more round of this plan; None if the budget is too small."""
+        plan = self.after(history)
+        steps = self.steps_in(history) + self.steps_per_round
         if plan.max_steps is not None and steps > plan.max_steps:
             return None
-        now = StepsTaken(self.rate, self.noise_multiplier, steps)
-        return PrivateHistory(history.rounds + 1, (*plan.earlier, now))
+        planned = StepsTaken(self.rate, self.noise_multiplier, steps)
+        return PrivateHistory(history.rounds + 1, (*plan.earlier, planned))
 
-    def _same(self, taken: StepsTaken) -> bool:
+    def _is_planned(self, taken: StepsTaken) -> bool:
         return (taken.rate, taken.noise_multiplier) == (self.rate, self.noise_multiplier)
 
 
@@ -133,31 +130,34 @@ def make_plan(
 def spent_epsilon(
     rate: float, noise: float, steps: int, delta: float, earlier: tuple[StepsTaken, ...] = ()
 ) -> float:
-    """Return the epsilon of steps with this sampling rate and noise multiplier, by Rényi
-    differential privacy.
+    """Return the epsilon of steps with this sampling rate and noise multiplier.
 
-    Divergences of the same order add up, so those of `earlier` steps, of whatever rate and noise,
-    come on top.
+    By Rényi differential privacy. Divergences of the same order add up, so those of `earlier`
+    steps, of whatever rate and noise, come on top.
     """
     from dp_accounting.rdp import RdpAccountant  # slow to import
 
     accountant = RdpAccountant(ORDERS)
-    parts = [part for part in (*earlier, StepsTaken(rate, noise, steps)) if part.steps]
-    for part in parts:
-        accountant.compose(_event(part.rate, part.noise_multiplier, part.steps))
-    return float(accountant.get_epsilon(delta)) if parts else 0.0
+    all_steps = [*earlier, StepsTaken(rate, noise, steps)]
+    if not any(taken.steps for taken in all_steps):
+        return 0.0
+    for taken in all_steps:
+        if taken.steps:
+            accountant.compose(_event(taken.rate, taken.noise_multiplier, taken.steps))
+    return float(accountant.get_epsilon(delta))
 
 
 def tight_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
-    """Return the same by privacy loss distributions: an upper bound as well, and smaller; takes
-    seconds."""
+    """Return the same by privacy loss distributions.
+
+    An upper bound as well, and smaller; it takes seconds.
+    """
     from dp_accounting.pld import PLDAccountant
 
-    return (
-        float(PLDAccountant().compose(_event(rate, noise, steps)).get_epsilon(delta))
-        if steps
-        else 0.0
-    )
+    if not steps:
+        return 0.0
+    accountant = PLDAccountant().compose(_event(rate, noise, steps))
+    return float(accountant.get_epsilon(delta))
 
 
 def _event(rate: float, noise: float, steps: int) -> "DpEvent":
@@ -168,11 +168,15 @@ def _event(rate: float, noise: float, steps: int) -> "DpEvent":
 
 @lru_cache(maxsize=256)
 def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier, up to rounding, with which so many steps stay within
-    epsilon."""
-    low, high = 0.0, 1.0
+    """Return the smallest noise multiplier with which so many steps stay within epsilon.
+
+    It is rounded up.
+    """
+    low = 0.0
+    high = 1.0
     while spent_epsilon(rate, high, steps, delta) > epsilon:
-        low, high = high, 2 * high
+        low = high
+        high *= 2
         if high > LARGEST_NOISE:
             raise ConfigError(
                 f"privacy.epsilon={epsilon:g} cannot be reached with {steps} steps, whatever the"
@@ -181,9 +185,10 @@ def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
             )
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if spent_epsilon(rate, middle, steps, delta) > epsilon else (low, middle)
-        )
+        if spent_epsilon(rate, middle, steps, delta) > epsilon:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -198,9 +203,8 @@ def steps_within(
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (middle, high)
-            if spent_epsilon(rate, noise, middle, delta, earlier) <= epsilon
-            else (low, middle)
-        )
+        if spent_epsilon(rate, noise, middle, delta, earlier) <= epsilon:
+            low = middle
+        else:
+            high = middle
     return low

@@ -1,5 +1,4 @@
-"""Differentially private training of one peer: secret batches, clipped gradients of single samples,
-secret noise.
+"""Differentially private training of one peer: secret batches, clipped gradients, secret noise.
 
 DP-SGD (Abadi et al., 2016, Algorithm 1) under a mask m. With every sample of the peer's n in the
 batch B with probability q = batch size / n, independently (Poisson sampling):
@@ -15,7 +14,7 @@ see that. A sample without a finite gradient adds nothing.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import pi
 from typing import ClassVar, Self
@@ -34,9 +33,12 @@ from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
 KEY_BYTES = 32
-CHUNK_VALUES, CHUNK_SAMPLES = 1 << 22, 4
+CHUNK_VALUES = 1 << 22
 """Gradients of single samples are computed for as many samples at once as have this many values,
-which fit the cache, and at least for so many samples."""
+which fit the cache.
+"""
+CHUNK_SAMPLES = 4
+"""At least so many samples at once."""
 
 
 class Privacy(Settings):
@@ -85,9 +87,8 @@ class SecretStream:
 
     def _bytes(self, count: int, names: tuple[str | int, ...]) -> bytes:
         label = "/".join(f"{type(name).__name__}:{name}" for name in names).encode()
-        return hashlib.shake_256(len(self.key).to_bytes(2, "little") + self.key + label).digest(
-            count
-        )
+        length = len(self.key).to_bytes(2, "little")
+        return hashlib.shake_256(length + self.key + label).digest(count)
 
     def bernoulli(self, n: int, rate: float, *names: str | int) -> Tensor:
         """Return which of n samples are drawn, each with this probability, in ascending order."""
@@ -109,10 +110,10 @@ class SecretStream:
         drawn = self._bytes(12 * half, names)
         uniform = (np.frombuffer(drawn, "<u8", half).astype(np.float64) + 0.5) / 2**64
         turns = (np.frombuffer(drawn, "<u4", half, 8 * half).astype(np.float64) + 0.5) / 2**32
-        radius, angle = np.sqrt(-2 * np.log(uniform)), 2 * pi * turns
-        return torch.from_numpy(
-            np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-        ).float()
+        radius = np.sqrt(-2 * np.log(uniform))
+        angle = 2 * pi * turns
+        numbers = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return torch.from_numpy(numbers[:size]).float()
 
 
 @dataclass
@@ -167,8 +168,7 @@ class PrivateSteps:
         self.add_noise_(network.grad, flags)
 
     def check_budget(self, peer: str) -> None:
-        """Refuse a step that the budget does not allow: a method that takes more of them than it
-        announced."""
+        """Refuse a step that the budget does not allow: more of them than the method announced."""
         if self.remaining is not None and self.taken >= self.remaining:
             raise ConfigError(
                 f"Peer {peer} has no privacy budget for another step; the method takes more steps"
@@ -176,8 +176,7 @@ class PrivateSteps:
             )
 
     def add_noise_(self, total: Tensor, flags: Tensor | None) -> None:
-        """Turn the sum of clipped gradients, in place, into their noisy mean over the expected
-        batch size."""
+        """Turn the sum of clipped gradients, in place, into their noisy mean."""
         noise = self.secret.normal(total.numel(), "noise", *self.names, self.taken).to(total.device)
         if flags is not None:
             noise = torch.where(flags, noise, 0.0)
@@ -193,46 +192,48 @@ def sum_clipped_(
     flags: Tensor | None,
     clip: float,
 ) -> None:
-    """Set `network.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an
-    empty batch.
+    """Set `network.grad` to the sum of the samples' masked gradients, each clipped to a norm.
 
-    A gradient that is not finite counts as 0: no norm bounds it, and a step that fails because of
-    one sample tells that the sample is there.
+    It is 0 for an empty batch. A gradient that is not finite counts as 0: no norm bounds it, and a
+    step that fails because of one sample reveals that the sample is there.
     """
     network.grad.zero_()
     module = network.module
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    values = {name: p.detach() for name, p in parameters.items()}
-    bits = (
-        None
-        if flags is None
-        else dict(zip(values, network.layout.views(mask_bits(flags)), strict=True))
-    )
+    values = {name: parameter.detach() for name, parameter in parameters.items()}
+    bits = None
+    if flags is not None:
+        bits = dict(zip(values, network.layout.views(mask_bits(flags)), strict=True))
 
     def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(module, weights, (inputs[None],)), label[None])
 
-    gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
+    sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
     chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, network.layout.size))
     for start in range(0, len(y), chunk):
-        found = gradients(values, x[start : start + chunk], y[start : start + chunk])
-        if (
-            bits is not None
-        ):  # as in `keep_`, but not in place: the gradients of an unused parameter share their memory
-            found = {
-                name: (each.view(torch.int32) & bits[name]).view(torch.float32)
-                for name, each in found.items()
-            }
-        norms = torch.stack(
-            [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in found.values()]
-        )
-        norm = torch.linalg.vector_norm(norms, dim=0)
-        scale = torch.where(norm.isfinite(), (clip / (norm + 1e-12)).clamp(max=1.0), 0.0)
-        if not norm.isfinite().all():
-            found = {name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in found.items()}
+        gradients = sample_gradients(values, x[start : start + chunk], y[start : start + chunk])
+        if bits is not None:
+            gradients = _masked(gradients, bits)
+        norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        is_finite = norm.isfinite()
+        scale = torch.where(is_finite, (clip / (norm + 1e-12)).clamp(max=1.0), 0.0)
+        if not is_finite.all():
+            gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
         for name, parameter in parameters.items():
             assert parameter.grad is not None
-            parameter.grad.add_(torch.tensordot(scale, found[name], 1))
+            parameter.grad.add_(torch.tensordot(scale, gradients[name], 1))
+
+
+def _masked(gradients: Mapping[str, Tensor], bits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the masked gradients of samples.
+
+    As in `keep_`, but not in place: the gradients of an unused parameter share their memory.
+    """
+    masked = {}
+    for name, gradient in gradients.items():
+        masked[name] = (gradient.view(torch.int32) & bits[name]).view(torch.float32)
+    return masked
 
 
 def check_private_network(module: nn.Module) -> None:
