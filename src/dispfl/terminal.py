@@ -11,11 +11,11 @@ def print_text(console: Console, text: str, style: str | None = None) -> None:
 
 
 def number_table(*headings: str, names: int = 1) -> Table:
-    """Return an empty table; the first `names` columns hold names, the others numbers. What does
-    not fit is folded."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )  # fits 80 columns
+    """Return an empty table; the first `names` columns hold names, the others numbers.
+
+    Cells that do not fit are folded. The gaps let tables fit 80 columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="left" if position < names else "right", overflow="fold")
     return table

@@ -12,7 +12,7 @@ from program import Dispfl
 from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Train
-from dispfl.cli.paper import bound
+from dispfl.cli.bound import bound
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from dispfl.channels.channel_mask import ChannelMask
-from dispfl.cli.paper import masks
+from dispfl.cli.masks import masks
 from dispfl.config import compose
 from dispfl.core.masks import hamming
 from dispfl.core.report import Report

@@ -394,7 +394,7 @@ def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
         (["none.toml"], "The config file none.toml does not exist."),
         (
             ["masks", "--budget", "bytes"],
-            "masks compares masks, not scores: leave out --budget bytes.",
+            "masks compares masks, not scores: omit --budget bytes.",
         ),
     ],
 )

@@ -10,12 +10,13 @@ import typer
 from dispfl.cli import (
     attack,
     audit,
+    bound,
     costs,
     data,
     explain,
     export,
     grid,
-    paper,
+    masks,
     peer,
     privacy,
     reproduce,
@@ -65,8 +66,8 @@ app.command("costs")(costs.costs)
 app.command("privacy")(privacy.privacy)
 app.command("audit")(audit.audit)
 app.command("explain")(explain.explain)
-app.command("masks")(paper.masks)
-app.command("bound")(paper.bound)
+app.command("masks")(masks.masks)
+app.command("bound")(bound.bound)
 app.command("report")(run.report)
 app.command("export")(export.export)
 app.command("predict")(export.predict)

@@ -1,11 +1,9 @@
-"""`dispfl attack`: how well averages withstand Byzantine peers, as a table of rules, attacks and
-shares of Byzantine peers."""
+"""`dispfl attack`: how well robust rules withstand attacks by shares of Byzantine peers."""
 
-import csv
-import io
-import statistics
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -25,8 +23,10 @@ if TYPE_CHECKING:
     from dispfl.methods.base import Method
     from dispfl.runs.grid import GridRun
 
-KEPT = 0.95
+TOLERATED = 0.95
 """Share that shall be left of the accuracy without Byzantine peers and without a rule."""
+VARIED = ("attack", "byzantine", "method.robust")
+"""The keys that this command varies itself."""
 
 
 class Cell(NamedTuple):
@@ -46,6 +46,16 @@ class Cell(NamedTuple):
     backdoor: float | None = None
     """Share of inputs with the backdoor's trigger that they take for its target."""
 
+    @property
+    def text(self) -> str:
+        """`71.2 (55), 3% *`: mean, worst, success of a backdoor, and a mark where much is lost."""
+        text = f"{100 * self.mean:.1f} ({100 * self.worst:.0f})"
+        if self.backdoor is not None:
+            text += f", {self.backdoor:.0%}"
+        if self.kept is not None and self.kept < TOLERATED:
+            text += " *"
+        return text
+
 
 def attack(
     arguments: Annotated[
@@ -64,8 +74,7 @@ def attack(
     data_dir: DataDirOption = None,
     jobs: JobsOption = 1,
 ) -> None:
-    """Attack a method with Byzantine peers, under each robust rule, and print the accuracy that
-    honest peers are left with.
+    """Attack a method under each robust rule, and print the accuracy left to honest peers.
 
     Runs are written to OUT/<rule>@<attack>-<share>/seed-<n>. Finished runs
     are skipped and interrupted ones are resumed. Without Byzantine peers the attack
@@ -81,20 +90,26 @@ def attack(
     from dispfl.files import write_atomically
     from dispfl.runs.grid import check_grid
 
+    console = Console()
     with output_folder(out, Path("runs") / "attack") as folder:
-        overrides = [*(arguments or []), *data_dir_override(data_dir)]
-        content = read_toml(config) if config else {}
-        cells = attack_grid(
-            overrides, content, _split(rules), _split(attacks), _shares(byzantine), seeds, folder
+        runs = attack_grid(
+            overrides=[*(arguments or []), *data_dir_override(data_dir)],
+            config=read_toml(config) if config else {},
+            rules=_split(rules),
+            attacks=_split(attacks),
+            shares=_shares(byzantine),
+            seeds=seeds,
+            out=folder,
         )
-        check_grid(cells)
-        console = Console()
-        run_grid(cells, console, None, [] if out else ["--out", str(folder)], jobs)
-        found = measured(cells)
-        text = markdown(found)
+        check_grid(runs)
+        resume_options = [] if out else ["--out", str(folder)]
+        run_grid(runs, console, None, resume_options, jobs)
+
+        cells = measured(runs)
+        text = markdown(cells)
         print_text(console, text)
         write_atomically(folder / "attack.md", text.encode())
-        write_atomically(folder / "attack.csv", csv_rows(found).encode())
+        write_atomically(folder / "attack.csv", csv_rows(cells).encode())
         print_text(console, f"Written: {folder / 'attack.md'}, .csv")
 
 
@@ -107,78 +122,80 @@ def attack_grid(
     seeds: int,
     out: Path,
 ) -> "list[GridRun]":
-    """Return the runs: each rule without Byzantine peers, and under each attack with each share of
-    them."""
+    """Return the runs: each rule without Byzantine peers, and under each attack by each share."""
     from dispfl.config import compose
     from dispfl.robust.attacks import ATTACKS
     from dispfl.runs.grid import GridRun
+
+    _check_grid_options(overrides, rules, attacks, shares)
+    plain = compose(config, overrides)
+    _check_robust(plain.method)
+    runs = []
+    for number, rule, share in product(range(seeds), rules, shares):
+        seed = plain.seed + number
+        for name in (attacks or ATTACKS) if share else ["none"]:
+            settings = [
+                f"method.robust={rule}",
+                f"attack={name}",
+                f"byzantine={share}",
+                f"seed={seed}",
+            ]
+            experiment = compose(config, [*overrides, *settings])
+            folder = f"{rule}@{name}-{share:g}" if share else f"{rule}@{name}"
+            row = {"rule": rule, "attack": name, "byzantine": f"{share:g}"}
+            runs.append(GridRun(row, experiment, out / folder / f"seed-{seed}"))
+    return runs
+
+
+def _check_grid_options(
+    overrides: Sequence[str],
+    rules: Sequence[str],
+    attacks: Sequence[str],
+    shares: Sequence[float],
+) -> None:
+    from dispfl.robust.attacks import ATTACKS
     from dispfl.settings import did_you_mean
 
-    for option, given in (("--rules", rules), ("--byzantine", shares)):
-        if not given:
+    for option, values in (("--rules", rules), ("--byzantine", shares)):
+        if not values:
             raise ConfigError(
                 f"{option} is empty; omit it for its default, or give values separated by commas.",
                 key=option,
             )
-    chosen = list(attacks) or list(ATTACKS)
-    for name in chosen:
+    for name in attacks:
         if name not in ATTACKS:
             raise ConfigError(
                 f"attack {name!r} does not exist. {did_you_mean(name, ATTACKS)}", key="--attacks"
             )
     for override in overrides:
-        if override.partition("=")[0] in ("attack", "byzantine", "method.robust"):
+        if override.partition("=")[0] in VARIED:
             raise ConfigError(
                 f"{override} is what this command varies; use --attacks, --byzantine and --rules."
             )
-    plain = compose(config, overrides)
-    _check_robust(plain.method)
-    first = plain.seed
-    found = []
-    for seed in range(first, first + seeds):
-        for rule in rules:
-            for share in shares:
-                for name in chosen if share else ["none"]:
-                    own = [
-                        f"method.robust={rule}",
-                        f"attack={name}",
-                        f"byzantine={share}",
-                        f"seed={seed}",
-                    ]
-                    path = out / f"{rule}@{name}{f'-{share:g}' if share else ''}" / f"seed-{seed}"
-                    row = {"rule": rule, "attack": name, "byzantine": f"{share:g}"}
-                    found.append(GridRun(row, compose(config, [*overrides, *own]), path))
-    return found
 
 
-def measured(cells: "Sequence[GridRun]") -> list[Cell]:
+def measured(runs: "Sequence[GridRun]") -> list[Cell]:
     """Return what the runs of each row left to honest peers, in the order of the rows."""
-    from dispfl.runs.directory import read_metrics
-    from dispfl.runs.metrics import last_scores
-
     rows: dict[tuple[str, str, float], list[_Outcome]] = {}
-    for cell in cells:
-        records = read_metrics(cell.path)
-        scores = last_scores(records)
-        assert scores is not None  # after the last round models are always evaluated
-        tricked = records[-1].get("backdoor")
-        outcome = _Outcome(scores["per_peer"], tricked["mean"] if tricked else None)
-        rows.setdefault(
-            (cell.row["rule"], cell.row["attack"], float(cell.row["byzantine"])), []
-        ).append(outcome)
-    clean, found = rows.get(("none", "none", 0.0)), []
+    for run in runs:
+        row = (run.row["rule"], run.row["attack"], float(run.row["byzantine"]))
+        rows.setdefault(row, []).append(_Outcome.of(run.path))
+
+    clean = rows.get(("none", "none", 0.0))
+    cells = []
     for (rule, name, share), outcomes in rows.items():
-        mean = statistics.fmean(outcome.mean() for outcome in outcomes)
-        worst = statistics.fmean(min(outcome.honest().values()) for outcome in outcomes)
-        kept = None
+        mean = fmean(outcome.mean() for outcome in outcomes)
+        worst = fmean(min(outcome.honest().values()) for outcome in outcomes)
+        share_kept = None
         if clean:
-            kept = mean / statistics.fmean(
-                c.mean(o.honest()) for c, o in zip(clean, outcomes, strict=True)
-            )
-        tricks = [outcome.tricked for outcome in outcomes if outcome.tricked is not None]
-        success = statistics.fmean(tricks) if tricks else None
-        found.append(Cell(rule, name, share, len(outcomes), mean, worst, kept, success))
-    return found
+            same_peers = [
+                before.mean(after.honest()) for before, after in zip(clean, outcomes, strict=True)
+            ]
+            share_kept = mean / fmean(same_peers)
+        tricked = [outcome.tricked for outcome in outcomes if outcome.tricked is not None]
+        success = fmean(tricked) if tricked else None
+        cells.append(Cell(rule, name, share, len(outcomes), mean, worst, share_kept, success))
+    return cells
 
 
 class _Outcome(NamedTuple):
@@ -187,6 +204,18 @@ class _Outcome(NamedTuple):
     scores: Sequence[float | None]
     """By peer; None for a Byzantine peer."""
     tricked: float | None
+    """The success of a backdoor."""
+
+    @classmethod
+    def of(cls, path: Path) -> "_Outcome":
+        from dispfl.runs.directory import read_metrics
+        from dispfl.runs.metrics import last_scores
+
+        records = read_metrics(path)
+        scores = last_scores(records)
+        assert scores is not None  # after the last round models are always evaluated
+        backdoor = records[-1].get("backdoor")
+        return cls(scores["per_peer"], backdoor["mean"] if backdoor else None)
 
     def honest(self) -> dict[int, float]:
         """Return the scores of honest peers, by number."""
@@ -194,56 +223,54 @@ class _Outcome(NamedTuple):
 
     def mean(self, peers: Collection[int] | None = None) -> float:
         """Return the mean score of honest peers, or of some of them."""
-        return statistics.fmean(
-            score for peer, score in self.honest().items() if peers is None or peer in peers
-        )
+        scores = self.honest()
+        if peers is not None:
+            scores = {peer: score for peer, score in scores.items() if peer in peers}
+        return fmean(scores.values())
 
 
 def markdown(cells: Sequence[Cell]) -> str:
-    """Return the table: an attack and a share of Byzantine peers a row, a rule a column; mean and
-    worst honest accuracy in %."""
+    """Return the table: a row per attack and share, a column per rule."""
     rules = list(dict.fromkeys(cell.rule for cell in cells))
     by_row: dict[tuple[str, float], dict[str, Cell]] = {}
     for cell in cells:
         by_row.setdefault((cell.attack, cell.byzantine), {})[cell.rule] = cell
+
     lines = [
-        "| attack | Byzantine peers | " + " | ".join(rules) + " |",
+        f"| attack | Byzantine peers | {' | '.join(rules)} |",
         "| --- | --- |" + " --- |" * len(rules),
     ]
-    for (name, share), row in sorted(by_row.items(), key=lambda item: (item[0][1] > 0, item[0])):
-        texts = [_cell(row[rule]) if rule in row else "" for rule in rules]
-        lines.append(f"| {name} | {share:.0%} | " + " | ".join(texts) + " |")
-    note = (
-        f"Mean (worst) accuracy of the honest peers in %; {cells[0].seeds}"
-        f" seed{'s' if cells[0].seeds > 1 else ''}."
-    )
+    without_attack_first = sorted(by_row, key=lambda row: (row[1] > 0, row))
+    for name, share in without_attack_first:
+        row = by_row[name, share]
+        texts = [row[rule].text if rule in row else "" for rule in rules]
+        lines.append(f"| {name} | {share:.0%} | {' | '.join(texts)} |")
+    return "\n".join([*lines, "", _legend(cells), ""])
+
+
+def _legend(cells: Sequence[Cell]) -> str:
+    from dispfl.report.wording import plural
+
+    seeds = plural(cells[0].seeds, "seed")
+    legend = f"Mean (worst) accuracy of the honest peers in %; {seeds}."
     if any(cell.kept is not None for cell in cells):
-        note += (
-            f" * marks less than {KEPT:.0%} of what the same peers reach by the plain average"
+        legend += (
+            f" * marks less than {TOLERATED:.0%} of what the same peers reach by the plain average"
             " without Byzantine peers."
         )
     if any(cell.backdoor is not None for cell in cells):
-        note += (
+        legend += (
             " After a backdoor's accuracies: the share of inputs with its trigger that are taken"
             " for its target."
         )
-    return "\n".join([*lines, "", note, ""])
-
-
-def _cell(cell: Cell) -> str:
-    text = f"{100 * cell.mean:.1f} ({100 * cell.worst:.0f})"
-    if cell.backdoor is not None:
-        text += f", {cell.backdoor:.0%}"
-    return text + (" *" if cell.kept is not None and cell.kept < KEPT else "")
+    return legend
 
 
 def csv_rows(cells: Sequence[Cell]) -> str:
     """Return all numbers as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Cell._fields)
-    writer.writerows(cells)
-    return text.getvalue()
+    from dispfl.report.tables import csv_text
+
+    return csv_text([cell._asdict() for cell in cells])
 
 
 def _check_robust(method: "Method") -> None:
@@ -252,19 +279,23 @@ def _check_robust(method: "Method") -> None:
     from dispfl.robust.averages import Robust
 
     if not isinstance(method, Robust):
-        able = ", ".join(name for name, known in METHODS.items() if issubclass(known, Robust))
+        robust = [
+            name for name, method_class in METHODS.items() if issubclass(method_class, Robust)
+        ]
         raise ConfigError(
-            f"method={METHODS.name_of(method)} has no method.robust; choose one of {able}.",
+            f"method={METHODS.name_of(method)} has no method.robust; choose one of"
+            f" {', '.join(robust)}.",
             key="method",
         )
 
 
 def _split(text: str) -> list[str]:
-    return list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    """Return the values of a list, each once."""
+    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 
 def _shares(text: str) -> list[float]:
-    found = []
+    shares = []
     for item in _split(text):
         try:
             share = float(item)
@@ -278,5 +309,5 @@ def _shares(text: str) -> list[float]:
             raise ConfigError(
                 f"--byzantine must be in [0, 1), got {item}.{hint}", key="--byzantine"
             )
-        found.append(share)
-    return found
+        shares.append(share)
+    return shares

@@ -12,10 +12,13 @@ from dispfl.terminal import number_table, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from dispfl.costs.estimate import CostInputs, RoundCosts, WireCosts
+    from dispfl.costs.estimate import CostInputs, GroupCost, LayerCost, RoundCosts, WireCosts
     from dispfl.experiment import Experiment
 
+UNKNOWN = "–"
+"""A cell without a value."""
 PAPER_DEFAULTS: Mapping[str, Any] = {
     "peers": 100,
     "data": "cifar10",
@@ -24,8 +27,7 @@ PAPER_DEFAULTS: Mapping[str, Any] = {
     "topology": {"name": "random", "degree": 10},
     "train": {"epochs": 5, "batch_size": 128},
 }
-"""The settings of the paper's main experiments; the method is Dis-PFL at density 0.5 by default in
-any case."""
+"""The settings of the paper's main experiments; the default method is Dis-PFL at density 0.5."""
 
 
 def costs(
@@ -44,8 +46,7 @@ def costs(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a round costs in bytes and FLOPs, layer by layer, without training and without
-    data files.
+    """Print what a round costs in bytes and FLOPs, without training and without data files.
 
     Defaults are the paper's: Dis-PFL at density 0.5, ResNet-18,
     CIFAR-10, 100 peers with 500 samples each (all training samples),
@@ -60,26 +61,12 @@ def costs(
     from rich.console import Console
 
     if paper:
-        from dispfl.paper.printed_costs import (
-            CostVerdict,
-            compare_costs,
-            costs_as_json,
-            count_verdicts,
-            print_costs,
-        )
-
         if arguments or config:
             raise ConfigError(
                 "--paper uses the settings of the paper's tables; omit all other settings.",
                 key="--paper",
             )
-        compared = compare_costs()
-        if as_json:
-            typer.echo(json.dumps(costs_as_json(compared), indent=2))
-        else:
-            print_costs(compared, Console())
-        if count_verdicts(compared)[CostVerdict.OFF]:
-            raise typer.Exit(1)
+        _compare_with_paper(as_json)
         return
 
     from dispfl.cli.run import split_config
@@ -96,18 +83,40 @@ def costs(
             f"{file} belongs to a run made in Python; costs need a model and a data set by name."
         )
     inputs = _cost_inputs(compose(base, overrides))
-    found, wire = estimate(inputs), wire_costs(inputs)
+    estimated = estimate(inputs)
+    wire = wire_costs(inputs)
     if as_json:
-        typer.echo(json.dumps(_as_json(inputs, found, wire), indent=2))
+        typer.echo(json.dumps(_as_json(inputs, estimated, wire), indent=2))
     else:
-        _print(Console(), inputs, found, wire)
+        _print(Console(), inputs, estimated, wire)
+
+
+def _compare_with_paper(as_json: bool) -> None:
+    from rich.console import Console
+
+    from dispfl.paper.printed_costs import (
+        CostVerdict,
+        compare_costs,
+        costs_as_json,
+        count_verdicts,
+        print_costs,
+    )
+
+    compared = compare_costs()
+    if as_json:
+        typer.echo(json.dumps(costs_as_json(compared), indent=2))
+    else:
+        print_costs(compared, Console())
+    if count_verdicts(compared)[CostVerdict.OFF]:
+        raise typer.Exit(1)
 
 
 def _cost_inputs(experiment: "Experiment") -> "CostInputs":
     from dispfl.costs.estimate import CostInputs
     from dispfl.data.catalogue import describe
 
-    spec, requested = describe(experiment.data.name), experiment.partition.samples_per_peer
+    spec = describe(experiment.data.name)
+    requested = experiment.partition.samples_per_peer
     most = spec.train // experiment.peers
     if most == 0 or (requested != "all" and requested > most):
         raise ConfigError(
@@ -119,7 +128,7 @@ def _cost_inputs(experiment: "Experiment") -> "CostInputs":
     return CostInputs.of(experiment)
 
 
-def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> dict[str, Any]:
+def _as_json(inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts") -> dict[str, Any]:
     return {
         "setting": {
             "model": inputs.model.name,
@@ -133,16 +142,16 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
             "steps": inputs.train.local_steps(inputs.samples),
             "batch": inputs.train.batch_size,
         },
-        "parameters": found.parameters,
-        "kept": _whole(found.kept),
+        "parameters": estimated.parameters,
+        "kept": _whole(estimated.kept),
         "flops": "saved" if inputs.method.masks_channels else "counted",
-        "dense_layers": list(found.dense_layers),
-        "fixed_forward_flops": found.fixed_flops,
-        "not_counted": found.omission,
+        "dense_layers": list(estimated.dense_layers),
+        "fixed_forward_flops": estimated.fixed_flops,
+        "not_counted": estimated.omission,
         "paper": {
-            "busiest_mb": found.busiest_mb,
-            "mean_mb": found.mean_mb,
-            "flops_per_peer_round": found.flops_per_peer,
+            "busiest_mb": estimated.busiest_mb,
+            "mean_mb": estimated.mean_mb,
+            "flops_per_peer_round": estimated.flops_per_peer,
         },
         "wire": {
             "busiest_up_mb": wire.busiest_up_mb,
@@ -150,26 +159,28 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
             "mean_mb": wire.mean_mb,
             "peers_drawn": wire.peers_drawn,
         },
-        "groups": [
-            {
-                "density": group.density,
-                "peers": group.peers,
-                "kept": group.kept,
-                "flops_per_peer_round": group.flops,
-            }
-            for group in found.groups
-        ],
-        "layers": [
-            {
-                "name": layer.name,
-                "shape": layer.shape,
-                **({"small_shape": layer.small_shape} if layer.small_shape else {}),
-                "density": layer.kept / layer.size,
-                "kept": _whole(layer.kept),
-                "forward_flops": _whole(layer.flops),
-            }
-            for layer in found.layers
-        ],
+        "groups": [_group_json(group) for group in estimated.groups],
+        "layers": [_layer_json(layer) for layer in estimated.layers],
+    }
+
+
+def _group_json(group: "GroupCost") -> dict[str, Any]:
+    return {
+        "density": group.density,
+        "peers": group.peers,
+        "kept": group.kept,
+        "flops_per_peer_round": group.flops,
+    }
+
+
+def _layer_json(layer: "LayerCost") -> dict[str, Any]:
+    values: dict[str, Any] = {"name": layer.name, "shape": layer.shape}
+    if layer.small_shape:
+        values["small_shape"] = layer.small_shape
+    return values | {
+        "density": layer.kept / layer.size,
+        "kept": _whole(layer.kept),
+        "forward_flops": _whole(layer.flops),
     }
 
 
@@ -179,50 +190,72 @@ def _whole(mean: float) -> float:
 
 
 def _print(
-    console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts"
+    console: "Console", inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts"
 ) -> None:
-    small = found.layers[0].small_shape is not None  # then shapes say what is kept
-    layers = number_table(
-        "layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs"
-    )
+    print_text(console, _headline(inputs))
+    console.print("", _layers_table(estimated), "", _totals_table(estimated, wire), "", sep="\n")
+    if len(estimated.groups) > 1:
+        groups = number_table("density", "peers", "kept", "FLOPs per peer")
+        for group in estimated.groups:
+            density, peers = f"{group.density:g}", str(group.peers)
+            groups.add_row(density, peers, f"{group.kept:,}", _flops(group.flops))
+        console.print(groups, "", sep="\n")
+    for sentence in _legend(inputs, estimated, wire):
+        print_text(console, sentence, "dim")
+
+
+def _layers_table(estimated: "RoundCosts") -> "Table":
+    """Return the layers; with masks of channels, the shapes of the small network say what is
+    kept."""
+    small = estimated.layers[0].small_shape is not None
+    headings = ("small", "density") if small else ("density", "kept")
+    table = number_table("layer", "shape", *headings, "MFLOPs")
 
     def add(name: str, shape: str, kept: str, density: float, flops: str) -> None:
-        layers.add_row(
-            name, shape, *((kept, f"{density:.3f}") if small else (f"{density:.3f}", kept)), flops
-        )
+        share = f"{density:.3f}"
+        cells = (kept, share) if small else (share, kept)
+        table.add_row(name, shape, *cells, flops)
 
-    for layer in found.layers:
-        kept = f"{layer.kept:,.0f}" if layer.small_shape is None else _shape(layer.small_shape)
-        flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else "–"
+    for layer in estimated.layers:
+        kept = f"{layer.kept:,.0f}"
+        if layer.small_shape is not None:
+            kept = _shape(layer.small_shape)
+        flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else UNKNOWN
         add(layer.name, _shape(layer.shape), kept, layer.kept / layer.size, flops)
-    if found.fixed_flops:
-        layers.add_row("products of activations", "", "", "", f"{found.fixed_flops / 1e6:,.2f}")
-    layers.add_section()
-    forward = (found.fixed_flops + sum(layer.flops for layer in found.layers)) / 1e6
-    share = found.kept / found.parameters
-    add("all", f"{found.parameters:,}", f"{found.kept:,.0f}", share, f"{forward:,.2f}")
-    totals = number_table(
+    if estimated.fixed_flops:
+        flops = f"{estimated.fixed_flops / 1e6:,.2f}"
+        table.add_row("products of activations", "", "", "", flops)
+    table.add_section()
+    forward = estimated.fixed_flops + sum(layer.flops for layer in estimated.layers)
+    density = estimated.kept / estimated.parameters
+    parameters, kept = f"{estimated.parameters:,}", f"{estimated.kept:,.0f}"
+    add("all", parameters, kept, density, f"{forward / 1e6:,.2f}")
+    return table
+
+
+def _totals_table(estimated: "RoundCosts", wire: "WireCosts") -> "Table":
+    table = number_table(
         "\nper round",
         "busiest node\nMB up",
         "busiest node\nMB down",
         "mean peer\nMB down",
         "per peer\nFLOPs",
     )
-    paper = [f"{value:,.2f}" for value in (found.busiest_mb, found.mean_mb)]
-    totals.add_row("as the paper counts", "–", *paper, _flops(found.flops_per_peer))
-    sent = [f"{value:,.2f}" for value in (wire.busiest_up_mb, wire.busiest_down_mb, wire.mean_mb)]
-    totals.add_row("on the wire", *sent, "")
-    print_text(console, _headline(inputs))
-    console.print("", layers, "", totals, "", sep="\n")
-    if len(found.groups) > 1:
-        groups = number_table("density", "peers", "kept", "FLOPs per peer")
-        for group in found.groups:
-            groups.add_row(
-                f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops)
-            )
-        console.print(groups, "", sep="\n")
-    for sentence in _legend(inputs, found, wire):
-        print_text(console, sentence, "dim")
+    table.add_row(
+        "as the paper counts",
+        UNKNOWN,
+        f"{estimated.busiest_mb:,.2f}",
+        f"{estimated.mean_mb:,.2f}",
+        _flops(estimated.flops_per_peer),
+    )
+    table.add_row(
+        "on the wire",
+        f"{wire.busiest_up_mb:,.2f}",
+        f"{wire.busiest_down_mb:,.2f}",
+        f"{wire.mean_mb:,.2f}",
+        "",
+    )
+    return table
 
 
 def _shape(sides: Sequence[int]) -> str:
@@ -235,11 +268,9 @@ def _flops(count: float) -> str:
 
 
 def _headline(inputs: "CostInputs") -> str:
-    method = (
-        f"{inputs.method.name} with masks of channels"
-        if inputs.method.masks_channels
-        else inputs.method.name
-    )
+    method = inputs.method.name
+    if inputs.method.masks_channels:
+        method += " with masks of channels"
     images = f"{_shape(inputs.data.shape)}, {inputs.data.classes} classes"
     return (
         f"{inputs.model.name} on {inputs.data.name} ({images}), {method}, {inputs.topology.name}; "
@@ -248,18 +279,16 @@ def _headline(inputs: "CostInputs") -> str:
     )
 
 
-def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> list[str]:
+def _legend(inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts") -> list[str]:
     from dispfl.methods.base import ServerMethod
 
-    over = ", mean over peers" if len(found.groups) > 1 else ""
+    over = ", mean over peers" if len(estimated.groups) > 1 else ""
     kind = "counted: dense kernels do the work"
     if inputs.method.masks_channels:
         kind = "saved: a peer trains the small network, which computes only these"
-    drawn = (
-        f"masks of {wire.peers_drawn} peers drawn"
-        if wire.peers_drawn < inputs.peers
-        else "all peers' masks drawn"
-    )
+    drawn = "all peers' masks drawn"
+    if wire.peers_drawn < inputs.peers:
+        drawn = f"masks of {wire.peers_drawn} peers drawn"
     notes = [
         f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {kind}.",
         "Normalization, activations and pooling are free, as in the paper.",
@@ -269,12 +298,12 @@ def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> lis
         ),
         f"Round 0, its graph from seed {inputs.seed}; {drawn}.",
     ]
-    if found.omission:
-        notes.append(found.omission)
-    if found.dense_layers:
-        whole = ", ".join(found.dense_layers)
+    if estimated.omission:
+        notes.append(estimated.omission)
+    if estimated.dense_layers:
+        layers = ", ".join(estimated.dense_layers)
         notes.append(
-            f"Kept whole by every peer, because none of their units may be left out: {whole}."
+            f"Kept whole by every peer, because none of their units may be left out: {layers}."
         )
     if isinstance(inputs.method, ServerMethod):
         notes.append(

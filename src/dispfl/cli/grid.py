@@ -1,5 +1,4 @@
-"""`dispfl compare` and `dispfl sweep`: grids of runs on the same splits, initial weights and test
-data."""
+"""`dispfl compare` and `dispfl sweep`: grids of runs on the same splits and initial weights."""
 
 import shlex
 import sys
@@ -163,8 +162,7 @@ def run_and_compare(
     arguments: list[str],
     options: GridOptions,
 ) -> None:
-    """Build a grid of runs, run those that are not finished, then print and write the
-    comparison."""
+    """Build a grid of runs, run the unfinished ones, then print and write the comparison."""
     from rich.console import Console
 
     from dispfl.cli.run import data_dir_override, output_folder
@@ -175,16 +173,18 @@ def run_and_compare(
 
     check_tracker(options.track)
     arguments += data_dir_override(options.data_dir)
-    config, console = read_toml(options.config) if options.config else {}, Console()
+    config = read_toml(options.config) if options.config else {}
+    console = Console()
     with output_folder(options.out, Path("runs") / command) as out:
         cells = grid(arguments, config, options.seeds, out)
-        known = all(name in METRICS for cell in cells for name in cell.experiment.metric)
-        targets = parse_targets(options.targets, known)
+        metrics: set[str] = set()
+        for cell in cells:
+            metrics.update(cell.experiment.metric)
+        targets = parse_targets(options.targets, shares=metrics <= METRICS.keys())
         check_grid(cells)
         print_text(console, _count_states(cells))
-        run_grid(
-            cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs
-        )
+        resume_options = [] if options.out else ["--out", str(out)]
+        run_grid(cells, console, options.track, resume_options, options.jobs)
         _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
@@ -221,7 +221,7 @@ def run_grid(
 def parse_targets(text: str, shares: bool = True) -> list[float]:
     """Parse `0.6,0.7`; `shares` are in (0, 1], as the built-in metrics of classification are."""
     targets = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, map(str.strip, text.split(","))):
         try:
             target = float(item)
         except ValueError:
@@ -238,14 +238,18 @@ def parse_targets(text: str, shares: bool = True) -> list[float]:
 
 def _count_states(cells: "Sequence[GridRun]") -> str:
     """`27 runs, 21 trainings: 20 done, 1 to resume, 6 to start.`"""
+    from dispfl.report.wording import plural
+
     states = Counter(cell.state.value for cell in cells)
-    names = {"done": "done", "interrupted": "to resume", "missing": "to start"}
-    parts = [f"{states[state]} {name}" for state, name in names.items() if states[state]]
+    parts = []
+    for state, name in (("done", "done"), ("interrupted", "to resume"), ("missing", "to start")):
+        if states[state]:
+            parts.append(f"{states[state]} {name}")
+    counts = plural(len(cells), "run")
     trainings = len({cell.training for cell in cells})
-    shared = (
-        f", {trainings} training{'s' if trainings > 1 else ''}" if trainings < len(cells) else ""
-    )
-    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}{shared}: {', '.join(parts)}."
+    if trainings < len(cells):
+        counts += f", {plural(trainings, 'training')}"
+    return f"{counts}: {', '.join(parts)}."
 
 
 def _row_names(

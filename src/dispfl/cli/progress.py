@@ -1,5 +1,4 @@
-"""Progress of a grid of runs, and of decoding: a live bar on a terminal, one line per round
-elsewhere."""
+"""Progress of a grid of runs and of decoding: a bar on a terminal, one line per round elsewhere."""
 
 import contextlib
 import time
@@ -27,8 +26,7 @@ from dispfl.terminal import print_text
 
 @contextlib.contextmanager
 def show_grid_progress(cells: Sequence[GridRun], console: Console) -> Iterator["GridDisplay"]:
-    """Yield the display of a grid's progress; the log messages of its runs are printed above the
-    bar."""
+    """Yield the display of a grid's progress; its runs' log messages are printed above the bar."""
     with log_to(console):
         if not console.is_terminal:
             yield GridDisplay(cells, console, None)
@@ -54,9 +52,8 @@ def show_decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with ProgressBar(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    hidden = not console.is_terminal
+    with ProgressBar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("", visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
@@ -67,28 +64,34 @@ class GridProgress:
     def __init__(
         self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        first = {cell.training: cell.path for cell in reversed(cells)}
-        self.steps = {
-            cell.path: cell.steps if first[cell.training] == cell.path else 0 for cell in cells
-        }
-        """The steps of each run: an estimate until the run begins and reports them. Runs may share
-        a training."""
-        self._done = {
-            cell.path: self.steps[cell.path] for cell in cells if cell.state is RunState.DONE
-        }
-        self._clock, self._started, self._steps_here = clock, clock(), 0
+        self.steps: dict[Path, int] = {}
+        """The steps of each run: an estimate until the run begins and reports them. Of runs that
+        share a training, only the first has some."""
+        self._done: dict[Path, int] = {}
+        trainings: set[str] = set()
+        for cell in cells:
+            self.steps[cell.path] = 0 if cell.training in trainings else cell.steps
+            trainings.add(cell.training)
+            if cell.state is RunState.DONE:
+                self._done[cell.path] = self.steps[cell.path]
+        self._clock = clock
+        self._started = clock()
+        self._steps_here = 0
 
     def begin(self, cell: GridRun, done: int, total: int) -> None:
         """Start a run, of which an earlier process has done some steps."""
-        self._done[cell.path], self.steps[cell.path] = done, total
+        self._done[cell.path] = done
+        self.steps[cell.path] = total
 
     def step(self, cell: GridRun) -> None:
         """Count one step of a run."""
         self.reach(cell, self._done[cell.path] + 1)
 
     def reach(self, cell: GridRun, done: int) -> None:
-        """Raise the number of finished steps of a run: a server's cohort takes fewer steps than
-        there are peers."""
+        """Raise the number of finished steps of a run.
+
+        A server's cohort takes fewer steps than there are peers.
+        """
         self._steps_here += max(0, done - self._done[cell.path])
         self._done[cell.path] = max(done, self._done[cell.path])
 
@@ -119,7 +122,8 @@ class GridDisplay(GridCallbacks):
     """Shows the progress of a grid, of which several runs may run at the same time."""
 
     def __init__(self, cells: Sequence[GridRun], console: Console, bar: ProgressBar | None) -> None:
-        self._cells, self._console = cells, console
+        self._cells = cells
+        self._console = console
         self.bar = bar
         """None without a terminal: then one line per round is printed."""
         self._progress = GridProgress(cells)
@@ -127,8 +131,10 @@ class GridDisplay(GridCallbacks):
         """The rounds of each run that runs now: `3/12`."""
         self._waiting: list[GridRun] = []
         super().__init__(self._run, self._end, self._wait, self._decoding)
-        total, done = self._progress.total, self._progress.done
-        self._task = bar.add_task("", total=total, completed=done, left="–") if bar else None
+        self._task = None
+        if bar:
+            total = self._progress.total
+            self._task = bar.add_task("", total=total, completed=self._progress.done, left="–")
 
     def _run(self, cell: GridRun) -> RunObserver:
         """Return the callbacks of the next run."""
@@ -163,13 +169,11 @@ class GridDisplay(GridCallbacks):
 
     def _wait(self, cells: Sequence[GridRun]) -> None:
         """Say once which runs other processes still have; those that run here are not meant."""
-        others = [cell for cell in cells if cell.path not in self._running]
-        if others and others != self._waiting:
-            self._waiting = others
-            self._print(
-                "Waiting for other processes, which run"
-                f" {', '.join(cell.title for cell in others)}."
-            )
+        waiting = [cell for cell in cells if cell.path not in self._running]
+        if waiting and waiting != self._waiting:
+            self._waiting = waiting
+            titles = ", ".join(cell.title for cell in waiting)
+            self._print(f"Waiting for other processes, which run {titles}.")
 
     def _decoding(self, done: int, total: int) -> None:
         self._update(f"decoding images {done}/{total}")
@@ -178,16 +182,15 @@ class GridDisplay(GridCallbacks):
         return f"run {self._cells.index(cell) + 1}/{len(self._cells)} · {cell.title}"
 
     def _description(self) -> str:
-        """`run 1/4 · dispfl seed 0 · round 2/12`, or `2 running · dispfl seed 0 2/12 · local seed 0
-        5/12`."""
-        running = [
-            (cell, self._running[cell.path]) for cell in self._cells if cell.path in self._running
-        ]
+        """`run 1/4 · dispfl seed 0 · round 2/12`, or `2 running · dispfl seed 0 2/12 · ...`."""
+        running = [cell for cell in self._cells if cell.path in self._running]
         if len(running) == 1:
-            return f"{self._title(running[0][0])} · round {running[0][1]}"
-        return " · ".join(
-            [f"{len(running)} running", *(f"{cell.title} {rounds}" for cell, rounds in running)]
-        )
+            [cell] = running
+            return f"{self._title(cell)} · round {self._running[cell.path]}"
+        parts = [f"{len(running)} running"]
+        for cell in running:
+            parts.append(f"{cell.title} {self._running[cell.path]}")
+        return " · ".join(parts)
 
     def _print(self, line: str) -> None:
         print_text(self._console, line)

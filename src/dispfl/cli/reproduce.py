@@ -1,8 +1,8 @@
-"""`dispfl reproduce`: run the paper's tables and figures and compare the results with the paper's
-numbers."""
+"""`dispfl reproduce`: run the paper's tables and figures, and compare the results with its own."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,24 +107,25 @@ def reproduce(
     if list_them or not arguments:
         _print_list(as_json)
         return
-    name, overrides = arguments[0], arguments[1:]
+    name, *overrides = arguments
     if "=" in name:
         raise ConfigError(
             f"Name the table or figure before {name}; dispfl reproduce --list has the names."
         )
     overrides += data_dir_override(data_dir)
-    experiment, out = find_experiment(name, scale), out or Path("runs/reproduce") / scale
-    selected = [label.strip() for label in only.split(",") if label.strip()]
+    experiment = find_experiment(name, scale)
+    out = out or Path("runs/reproduce") / scale
+    selected = list(filter(None, map(str.strip, only.split(","))))
     if budget != "rounds" and experiment.about.figure == "masks":
         raise ConfigError(
-            f"{name} compares masks, not scores: leave out --budget {budget}.", key="--budget"
+            f"{name} compares masks, not scores: omit --budget {budget}.", key="--budget"
         )
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)
-    found = _report(experiment, runs, caveat, out, figure, budget, Console(quiet=as_json))
+    report = _report(experiment, runs, caveat, out, figure, budget, Console(quiet=as_json))
     if as_json:
-        typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
+        typer.echo(json.dumps({"name": experiment.name, "scale": scale, **report}, indent=2))
 
 
 def _run(
@@ -136,16 +137,19 @@ def _run(
     as_json: bool,
     jobs: int,
 ) -> None:
-    """Run the missing and interrupted runs; print the hours, except at laptop scale; the paper's
-    needs --yes."""
+    """Run the missing and interrupted runs.
+
+    Except at laptop scale, the hours are printed first; the paper's scale needs --yes.
+    """
     from dispfl.cli.grid import run_grid
+    from dispfl.report.wording import plural
     from dispfl.runs.grid import RunState, check_grid
 
     cells = list({cell.path: cell for cell in cells}.values())
     check_grid(cells)
     waiting = [cell for cell in cells if cell.state is not RunState.DONE]
-    count = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
-    print_text(console, f"{experiment.title} {count}, {len(cells) - len(waiting)} done.")
+    done = len(cells) - len(waiting)
+    print_text(console, f"{experiment.title} {plural(len(cells), 'run')}, {done} done.")
     problem = _missing_data(waiting)
     stops = scale == "paper" and not yes
     if problem and not stops:
@@ -165,11 +169,12 @@ def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:
     """Return the error of a missing data set, before days are spent on the others."""
     from dispfl.data.datasets import locate
 
-    for data in dict.fromkeys(
+    locations = dict.fromkeys(
         (cell.experiment.data.name, cell.experiment.data.dir) for cell in cells
-    ):
+    )
+    for name, folder in locations:
         try:
-            locate(*data)
+            locate(name, folder)
         except DataError as problem:
             return problem
     return None
@@ -184,11 +189,13 @@ def _caveat(
 
     if experiment.name not in experiment_names("paper"):
         return "Not one of the paper's experiments."
-    theirs = find_experiment(experiment.name, "paper").runs(Path())
-    known = {label for run in theirs for label in run.labels.values()}
-    theirs = select_runs(theirs, [label for label in selected if label in known])
+    paper_runs = find_experiment(experiment.name, "paper").runs(Path())
+    labels: set[str] = set()
+    for run in paper_runs:
+        labels.update(run.labels.values())
+    paper_runs = select_runs(paper_runs, [label for label in selected if label in labels])
     return differences(
-        (run.cell.experiment for run in runs), (run.cell.experiment for run in theirs)
+        [run.cell.experiment for run in runs], [run.cell.experiment for run in paper_runs]
     )
 
 
@@ -210,25 +217,21 @@ def _report(
     for run in runs:
         key = tuple(run.cell.row.items())
         if key not in references:  # the other seeds share the reference
-            mean = (
-                estimate(CostInputs.of(run.cell.experiment)).mean_mb
-                if table and table.comm == "mean"
-                else None
-            )
-            references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
-    paths = [(run.cell.row, run.cell.path) for run in runs]
-    figure, folder = experiment.about.figure, out / experiment.name
+            mean_mb = None
+            if table and table.comm == "mean":
+                mean_mb = estimate(CostInputs.of(run.cell.experiment)).mean_mb
+            references[key] = PaperReference(run.labels, run.printed, run.targets, mean_mb)
     results = ReproducedRuns(
-        experiment.title,
-        caveat,
-        table,
-        figure,
-        paths,
-        list(references.values()),
-        folder,
-        figure_format,
-        Budget(budget),
-        experiment.about.against,
+        title=experiment.title,
+        caveat=caveat,
+        table=table,
+        figure=experiment.about.figure,
+        runs=[(run.cell.row, run.cell.path) for run in runs],
+        references=list(references.values()),
+        folder=out / experiment.name,
+        figure_format=figure_format,
+        budget=Budget(budget),
+        against=experiment.about.against,
     )
     return write_report(results, console)
 
@@ -239,33 +242,38 @@ def _print_list(as_json: bool) -> None:
 
     from dispfl.paper.experiments import SCALES, experiment_names
 
-    names = {name for scale in SCALES for name in experiment_names(scale)}
-    listed = sorted(map(_listed, names), key=lambda one: (*_order(one["shows"]), one["name"]))
+    names: set[str] = set()
+    for scale in SCALES:
+        names.update(experiment_names(scale))
+    entries = list(map(_list_entry, names))
+    entries.sort(key=lambda entry: (*_order(entry["shows"]), entry["name"]))
     if as_json:
-        typer.echo(json.dumps(listed, indent=2))
+        typer.echo(json.dumps(entries, indent=2))
         return
     console = Console()
-    for one in listed:
-        costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES if scale in one)
-        shows = one["shows"] or ""
-        console.print(
-            f"[bold]{one['name']:<26}[/]{shows:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True
-        )
-        print_text(console, f"    {one['title']}")
+    for entry in entries:
+        costs = [f"{scale} {_cost(entry[scale])}" for scale in SCALES if scale in entry]
+        line = f"[bold]{entry['name']:<26}[/]{entry['shows'] or '':<10}[dim]{' · '.join(costs)}[/]"
+        console.print(line, highlight=False, soft_wrap=True)
+        print_text(console, f"    {entry['title']}")
     console.print()
     for sentence in LEGEND:
         print_text(console, sentence, "dim")
 
 
-def _listed(name: str) -> dict[str, Any]:
+def _list_entry(name: str) -> dict[str, Any]:
+    """Return what an experiment is, and its costs at every scale that it has."""
     from dispfl.paper.experiments import SCALES, experiment_names, find_experiment
 
-    scaled = {
-        scale: find_experiment(name, scale) for scale in SCALES if name in experiment_names(scale)
-    }
-    about = next(iter(scaled.values())).about
-    costs = {scale: _costs(experiment) for scale, experiment in scaled.items()}
-    return {"name": name, "shows": about.shows, "title": about.title} | costs
+    entry: dict[str, Any] = {"name": name}
+    costs = {}
+    for scale in SCALES:
+        if name in experiment_names(scale):
+            experiment = find_experiment(name, scale)
+            entry.setdefault("shows", experiment.about.shows)
+            entry.setdefault("title", experiment.about.title)
+            costs[scale] = _costs(experiment)
+    return entry | costs
 
 
 def _costs(experiment: "PaperExperiment") -> dict[str, Any]:
@@ -276,9 +284,12 @@ def _costs(experiment: "PaperExperiment") -> dict[str, Any]:
 
 def _cost(costs: dict[str, Any]) -> str:
     """Return `45 runs, 11 min`, or FLOPs at the paper's scale."""
-    runs, minutes, flops = costs["runs"], costs["minutes"], costs["flops"]
-    size = f"{minutes:g} min" if minutes else f"{flops:.0e} FLOPs".replace("e+", "e")
-    return f"{runs} run{'s' if runs > 1 else ''}, {size}"
+    from dispfl.report.wording import plural
+
+    runs = plural(costs["runs"], "run")
+    if costs["minutes"]:
+        return f"{runs}, {costs['minutes']:g} min"
+    return f"{runs}, {costs['flops']:.0e} FLOPs".replace("e+", "e")
 
 
 def _order(shows: str | None) -> tuple[int, int]:
@@ -292,35 +303,28 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
     from dispfl.paper.workload import remaining_hours
 
     with console.status("Measuring how long training takes ..."):
-        found = remaining_hours(cells)
-    total = sum(line.hours for line in found)
+        by_method = remaining_hours(cells)
+    total = sum(remaining.hours for remaining in by_method)
     if as_json:
-        by_method = [
-            {"method": line.method, "runs": line.runs, "hours": line.hours} for line in found
-        ]
-        typer.echo(json.dumps({"hours": total, "methods": by_method}, indent=2))
+        methods = [asdict(remaining) for remaining in by_method]
+        typer.echo(json.dumps({"hours": total, "methods": methods}, indent=2))
         return
     table = number_table("method", "runs", "hours per run", "hours")
-    for line in found:
-        table.add_row(
-            line.method,
-            str(line.runs),
-            *(_number(hours) for hours in (line.hours / line.runs, line.hours)),
-        )
+    for remaining in by_method:
+        per_run = _number(remaining.hours / remaining.runs)
+        table.add_row(remaining.method, str(remaining.runs), per_run, _number(remaining.hours))
     table.add_section()
     table.add_row("all", str(len(cells)), "", _number(total))
     console.print("", table, "", sep="\n")
+
     experiment = cells[0].experiment
-    where = (
-        f"{experiment.workers} workers"
-        if experiment.device == "cpu"
-        else f"device {experiment.device}"
-    )
-    duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
+    machine = f"device {experiment.device}"
+    if experiment.device == "cpu":
+        machine = f"{experiment.workers} workers"
     print_text(
         console,
-        f"About {duration} on this machine ({where}), from training measured under its present"
-        " load.",
+        f"About {_number(total)} hours, or {_number(total / 24)} days, on this machine ({machine}),"
+        " from training measured under its present load.",
     )
 
 

@@ -1,5 +1,4 @@
-"""`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the
-results of runs."""
+"""`dispfl run`, `demo`, `show` and `report`: runs of single methods, and their results."""
 
 import contextlib
 import itertools
@@ -70,8 +69,10 @@ def run(
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(track)
-    overrides = [*(arguments or []), *(["engine=ray"] if ray_address else [])]
     console = Console()
+    overrides = list(arguments or [])
+    if ray_address:
+        overrides.append("engine=ray")
     overrides += data_dir_override(data_dir)
     if resume is None:
         file, overrides = split_config(overrides)
@@ -104,55 +105,57 @@ def run(
 
 def describe_run(run: "ExperimentRun") -> list[str]:
     """Say what a run is going to do: data, network, method, and what a round moves and computes."""
-    from dispfl.costs.estimate import CostInputs, estimate, wire_costs
     from dispfl.data.catalogue import DATASETS
     from dispfl.methods.base import GossipMethod, ServerMethod
     from dispfl.models.settings import CustomModel
     from dispfl.report.labels import METHOD_LABELS
+    from dispfl.report.wording import plural
 
-    experiment, context = run.experiment, run.context
-    method, layout, everyone = context.method, context.layout, list(context.data.peers.values())
-    train, test = (
-        _range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test")
-    )
-    kept = [
-        sum(method.kept_counts(layout, density))
-        for density in set(method.densities(experiment.peers))
-    ]
-    sparse = "" if min(kept) == layout.size else f", of which a peer keeps {_range(kept)}"
-    links = ""
-    if isinstance(method, ServerMethod):
-        links = (
-            f", a server with {min(method.cohort or experiment.peers, experiment.peers)} peers a"
-            " round"
-        )
-    elif isinstance(method, GossipMethod) and method.communicates:
-        links = f", {experiment.topology.name} topology"
+    experiment = run.experiment
+    method = run.context.method
+    peers = plural(experiment.peers, "peer")
+    train = _range([len(peer.train) for peer in run.context.data.peers.values()])
+    test = _range([len(peer.test) for peer in run.context.data.peers.values()])
     lines = [
-        (
-            f"Data: {experiment.data.name}, {experiment.partition.name} partition;"
-            f" {experiment.peers} peer{'s' * (experiment.peers > 1)} with {train} training and"
-            f" {test} test samples each."
-        ),
-        f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
-        (
-            f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
-            f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
-            f"{experiment.train.duration} in batches of {experiment.train.batch_size}."
-        ),
+        f"Data: {experiment.data.name}, {experiment.partition.name} partition; {peers} with {train}"
+        f" training and {test} test samples each."
     ]
+
+    layout = run.context.layout
+    densities = set(method.densities(experiment.peers))
+    kept_counts = [sum(method.kept_counts(layout, density)) for density in densities]
+    network = f"Network: {experiment.model.name}, {layout.size:,} weights"
+    if min(kept_counts) < layout.size:
+        network += f", of which a peer keeps {_range(kept_counts)}"
+    lines.append(f"{network}.")
+
+    name = METHOD_LABELS.get(method.name, method.name)
+    if isinstance(method, ServerMethod):
+        cohort = min(method.cohort or experiment.peers, experiment.peers)
+        name += f", a server with {cohort} peers a round"
+    elif isinstance(method, GossipMethod) and method.communicates:
+        name += f", {experiment.topology.name} topology"
+    rounds = plural(experiment.rounds, "round")
+    lines.append(
+        f"Method: {name}; {rounds} of {experiment.train.duration} in batches of"
+        f" {experiment.train.batch_size}."
+    )
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
-        inputs = CostInputs.of(experiment)
-        costs, wire = estimate(inputs), wire_costs(inputs)
-        busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
-        moved = (
-            f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"
-        )
-        lines.append(
-            f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that"
-            " trains."
-        )
+        lines.append(_describe_costs(experiment))
     return lines
+
+
+def _describe_costs(experiment: "Experiment") -> str:
+    from dispfl.costs.estimate import CostInputs, estimate, wire_costs
+
+    inputs = CostInputs.of(experiment)
+    wire = wire_costs(inputs)
+    busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
+    traffic = "nothing is sent"
+    if busiest:
+        traffic = f"{busiest:.3g} MB on the wire of the busiest node"
+    gflops = estimate(inputs).flops_per_peer / 1e9
+    return f"A round: {traffic}, {gflops:.3g} GFLOPs of training for a peer that trains."
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -173,8 +176,7 @@ def demo(
         typer.Option("--format", help="Format of the figure with the learning curves."),
     ] = "png",
 ) -> None:
-    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the
-    learning curves.
+    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images and compare them.
 
     Example: dispfl demo --seed 1
     """
@@ -190,18 +192,19 @@ def demo(
     with output_folder(out, Path("runs/demo")) as folder:
         paths = [folder / name for name in DEMO_METHODS]
         for path in paths:
-            run_to_end(
-                ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path),
-                console,
-            )
+            experiment = compose({}, [f"method={path.name}", f"seed={seed}"])
+            run_to_end(ExperimentRun.create(experiment, path), console)
     print_results(paths, console)
-    write_report(paths, folder / "report.html")
-    files = f"Everything on one page: {folder / 'report.html'}"
+
+    page = folder / "report.html"
+    write_report(paths, page)
+    files = f"Everything on one page: {page}"
     if can_draw():
         from dispfl.report.plots import plot_runs
 
-        plot_runs(paths, folder / f"learning-curves.{figure}")
-        files = f"Learning curves: {folder / f'learning-curves.{figure}'}. {files}"
+        curves = folder / f"learning-curves.{figure}"
+        plot_runs(paths, curves)
+        files = f"Learning curves: {curves}. {files}"
     print_text(console, files)
 
 
@@ -220,38 +223,43 @@ def run_to_end(
     from dispfl.runs.progress import show_progress
     from dispfl.runs.tracking import tracking
 
-    experiment, path = prepared.experiment, prepared.directory.path
+    experiment = prepared.experiment
+    path = prepared.directory.path
     warn_about_noise([experiment])
     try:
-        for line in describe_run(prepared) if describe else ():
-            print_text(console, line, "dim")
+        if describe:
+            for line in describe_run(prepared):
+                print_text(console, line, "dim")
         with (
             show_progress(experiment.method.name, experiment.rounds, console) as observer,
             tracking(track, path, observer) as tracked,
         ):
             prepared.run(tracked, ray_address=ray_address)
     except KeyboardInterrupt:
-        message = (
-            "\nStopped; all finished work is saved. Resume with: dispfl run --resume"
-            f" {quote(str(path))}"
-        )
-        print_text(console, message)
+        command = f"dispfl run --resume {quote(str(path))}"
+        print_text(console, f"\nStopped; all finished work is saved. Resume with: {command}")
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
 
 
 def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Return the config file that the first argument names, if any, and the overrides; a folder may
-    be `lr=0.1`."""
-    first = arguments[0] if arguments else "="
+    """Return the config file that the first argument names, if any, and the overrides.
+
+    A file may be in a folder `lr=0.1`.
+    """
+    if not arguments:
+        return None, []
+    first, *overrides = arguments
     if "=" in first and not Path(first).is_file():
         return None, list(arguments)
-    return Path(first), list(arguments[1:])
+    return Path(first), overrides
 
 
 def data_dir_override(data_dir: Path | None) -> list[str]:
-    """Return `--data-dir` as an override; absolute, because a run may be resumed from another
-    working directory."""
+    """Return `--data-dir` as an override.
+
+    It is absolute, because a run may be resumed from another working directory.
+    """
     if data_dir is None:
         return []
     folder = str(data_dir.expanduser().absolute())
@@ -270,8 +278,7 @@ def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
 
 @contextlib.contextmanager
 def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
-    """Yield the given folder; otherwise create the default one, or its first numbered variant:
-    `runs/demo-2`, ...
+    """Yield the given folder, or a new one: the default, `runs/demo-2`, `runs/demo-3`, ...
 
     The folder is created in one step, so that no two processes get the same; left empty, it is
     removed again.
@@ -281,7 +288,8 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
         return
     from dispfl.files import plain_disk_errors
 
-    first, path = not default.parent.exists(), default
+    new_parent = not default.parent.exists()
+    path = default
     with plain_disk_errors(default):
         default.parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(2):
@@ -294,7 +302,7 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # not empty
             path.rmdir()
-            if first:
+            if new_parent:
                 default.parent.rmdir()
 
 
@@ -308,8 +316,7 @@ def show(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Print the result table of one or more runs, finished or not, and who is ahead of Dis-PFL, or
-    of the first.
+    """Print the results of runs, finished or not, and who is ahead of Dis-PFL, or of the first.
 
     Example: dispfl show runs/dispfl-fashion-sample
     Example: dispfl show runs/five

@@ -37,27 +37,25 @@ def check_tracker(track: str | None) -> None:
     if track is None:
         return
     if track not in TRACKERS:
+        *names, last = TRACKERS
         raise ConfigError(
-            f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got"
-            f" {track!r}.",
-            key="--track",
+            f"--track must be {', '.join(names)} or {last}, got {track!r}.", key="--track"
         )
     require(track, f"--track {track}")
 
 
 @contextlib.contextmanager
-def tracking(track: str | None, path: Path, callbacks: RunObserver) -> Iterator[RunObserver]:
-    """Return callbacks that also log each round to a tracker; without a tracker, the same
-    callbacks."""
+def tracking(track: str | None, path: Path, observer: RunObserver) -> Iterator[RunObserver]:
+    """Yield an observer that also logs each round to a tracker; without one, the same observer."""
     if track is None:
-        yield callbacks
+        yield observer
         return
     with TRACKERS[track](path) as log_numbers:
         failed = False
 
-        def each(record: Metrics) -> None:
+        def log_round(record: Metrics) -> None:
             nonlocal failed
-            callbacks.round(record)
+            observer.round(record)
             try:
                 if not failed:
                     log_numbers(scalars(record), record["round"] + 1)
@@ -65,7 +63,7 @@ def tracking(track: str | None, path: Path, callbacks: RunObserver) -> Iterator[
                 failed = True
                 log.warning("--track %s failed (%s); the run goes on without it.", track, problem)
 
-        yield replace(callbacks, round=each)
+        yield replace(observer, round=log_round)
 
 
 @contextlib.contextmanager
@@ -95,8 +93,7 @@ def _tensorboard(path: Path) -> Iterator[LogNumbers]:
 
 @contextlib.contextmanager
 def _wandb(path: Path) -> Iterator[LogNumbers]:
-    """Write to the folder `wandb` of the run directory, and to the server unless
-    WANDB_MODE=offline."""
+    """Write to the folder `wandb` of the run directory and to the server, if not offline."""
     with _quiet():
         import wandb
 
@@ -113,7 +110,8 @@ def _wandb(path: Path) -> Iterator[LogNumbers]:
             )
         except wandb.Error as problem:
             raise ConfigError(
-                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline.",
+                f"--track wandb failed: {problem}. Log in (wandb login), or set"
+                " WANDB_MODE=offline.",
                 key="--track",
             ) from None
     try:
@@ -124,8 +122,7 @@ def _wandb(path: Path) -> Iterator[LogNumbers]:
 
 @contextlib.contextmanager
 def _mlflow(path: Path) -> Iterator[LogNumbers]:
-    """Write to the server at MLFLOW_TRACKING_URI, or to the folder `mlruns` in the working
-    directory."""
+    """Write to the server at MLFLOW_TRACKING_URI, or to `mlruns` in the working directory."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     with _quiet():
         from mlflow import MlflowClient
@@ -133,28 +130,27 @@ def _mlflow(path: Path) -> Iterator[LogNumbers]:
         from mlflow.exceptions import MlflowException
 
         try:
-            client = MlflowClient(
-                os.environ.get("MLFLOW_TRACKING_URI", (Path.cwd() / "mlruns").as_uri())
+            local_folder = (Path.cwd() / "mlruns").as_uri()
+            client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", local_folder))
+            experiment = client.get_experiment_by_name(PROJECT)
+            experiment_id = (
+                experiment.experiment_id if experiment else client.create_experiment(PROJECT)
             )
-            found = client.get_experiment_by_name(PROJECT)
-            experiment = found.experiment_id if found else client.create_experiment(PROJECT)
-            run_id = _saved_id(
-                path,
-                "mlflow",
-                lambda: str(client.create_run(experiment, run_name=_name(path)).info.run_id),
-            )
+
+            def create_run() -> str:
+                return str(client.create_run(experiment_id, run_name=_name(path)).info.run_id)
+
+            run_id = _saved_id(path, "mlflow", create_run)
             settings = dotted_keys(read_config(path))
-            client.log_batch(
-                run_id, params=[Param(key, str(value)) for key, value in settings.items()]
-            )
+            params = [Param(key, str(value)) for key, value in settings.items()]
+            client.log_batch(run_id, params=params)
         except MlflowException as problem:
             raise ConfigError(f"--track mlflow failed: {problem}", key="--track") from None
 
     def log_numbers(numbers: Mapping[str, float], step: int) -> None:
-        now = int(1000 * time.time())
-        client.log_batch(
-            run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()]
-        )
+        milliseconds = int(1000 * time.time())
+        metrics = [Metric(name, value, milliseconds, step) for name, value in numbers.items()]
+        client.log_batch(run_id, metrics=metrics)
 
     try:
         yield log_numbers

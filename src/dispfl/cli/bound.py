@@ -1,5 +1,4 @@
-"""`dispfl masks` and `dispfl bound`: the paper's comparison of masks and its generalization bound,
-for a run."""
+"""`dispfl bound`: the paper's generalization bound, for given premises or those of a run."""
 
 import json
 from pathlib import Path
@@ -8,65 +7,6 @@ from typing import Annotated
 import typer
 
 from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
-
-FORMATS = (".png", ".pdf", ".svg")
-
-
-def masks(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")
-    ],
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print everything, with the matrices, as JSON; draw a figure only with --out.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The figure: .png, .pdf or .svg; default: masks.png in the run directory."
-        ),
-    ] = None,
-) -> None:
-    """Compare the peers' masks with each other and with their data.
-
-    For each pair of peers: the Hamming distance between their masks and the
-    cosine similarity of their label distributions, as two heat maps, with
-    the rank correlation of the two over all pairs.
-
-    Example: dispfl masks runs/dispfl-fashion-sample
-    """
-    if out is not None and out.suffix not in FORMATS:
-        raise ConfigError(
-            f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.", key="--out"
-        )
-    from rich.console import Console
-
-    from dispfl.extras import can_draw, require
-    from dispfl.paper.mask_similarity import compare_masks, print_masks
-
-    console = Console()
-
-    if out is not None:
-        require("report", "--out")
-    found = compare_masks(directory)
-    figure = out
-    if figure is None and not as_json and can_draw():
-        figure = directory / "masks.png"
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
-    else:
-        print_masks(found, console)
-    if figure is not None:
-        from dispfl.paper.figures import draw_masks
-
-        draw_masks(found, figure)  # after the numbers are printed: a disk may refuse
-        if not as_json:
-            print_text(console, f"Written: {figure}")
-
 
 MISSING = {
     "noise": (
@@ -163,8 +103,7 @@ def bound(
 
     if plot:
         require("report", "--plot")
-
-    given = {
+    options = {
         "samples": samples,
         "batch": batch,
         "steps": steps,
@@ -174,34 +113,33 @@ def bound(
         "delta": delta,
         "delta_tilde": delta_tilde,
     }
-    from_run, notes = premises_of_run(run) if run else ({}, [])
-    overrides = {name: value for name, value in given.items() if value is not None}
-    premises = Premises(**_complete(from_run | overrides, run))
-    found = theorem_1(premises, corrected)
+    values, notes = premises_of_run(run) if run else ({}, [])
+    for name, value in options.items():
+        if value is not None:
+            values[name] = value
+    _check_complete(values, run)
+    premises = Premises(**values)
+    result = theorem_1(premises, corrected)
     if plot:
         plot_bound(premises, plot, corrected)
-    notes += found.notes
+
     if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
     else:
-        print_bound(premises, found, corrected, Console())
-    for note in notes:
+        print_bound(premises, result, corrected, Console())
+    for note in (*notes, *result.notes):
         typer.echo(note, err=as_json)
     if plot:
         typer.echo(f"Figure: {plot}", err=as_json)
 
 
-def _complete(values: dict[str, float], run: Path | None) -> dict[str, float]:
-    """Return the premises, or reject a missing one."""
+def _check_complete(values: dict[str, float], run: Path | None) -> None:
+    """Reject a missing premise."""
     from dispfl.paper.generalization_bound import option
 
     for name in ("samples", "batch", "steps", "noise", "diameter", "union_density"):
         if name not in values:
-            no_run_helps = run is not None or name == "diameter"
-            fix = (
-                MISSING[name]
-                if no_run_helps
-                else "give it a value, or a run that has one (--run DIR)."
-            )
+            fix = "give it a value, or a run that has one (--run DIR)."
+            if run is not None or name == "diameter":
+                fix = MISSING[name]
             raise ConfigError(f"{option(name)} is missing: {fix}", key=option(name))
-    return values
