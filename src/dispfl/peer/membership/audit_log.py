@@ -1,7 +1,6 @@
-"""The audit log of a site: who was accepted, confirmed or revoked, which keys and addresses
-changed, and by whom.
+"""The audit log of a site: changes of members, keys, addresses and rosters, and who made them.
 
-One JSON object per line in the site's folder. Lines are only ever appended, before the change takes
+One JSON object per line in the site's folder. Lines are only appended, before the change takes
 effect.
 """
 
@@ -11,18 +10,18 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dispfl.errors import RunError
 from dispfl.files import append_durably
 from dispfl.peer.membership.member_list import Member, MemberList
+from dispfl.peer.membership.roster import Roster
 
 AUDIT = "audit.jsonl"
 MAX_ADDRESS_CHANGES = 20
-"""Changes of one member's address that a process logs: a member may announce as many as it
-likes."""
+"""Changes of one member's address that a process logs; a member may announce any number."""
 
 
 @dataclass(frozen=True)
@@ -41,73 +40,72 @@ def changes(before: MemberList, after: MemberList) -> Iterator[Change]:
     if before is after:
         return
     for name, member in after.members.items():
-        old = before.members.get(name)
-        if old is not member:
-            yield from _member_changes(old, member)
-    roster, old_roster = after.roster, before.roster
-    if roster is not None and (old_roster is None or roster.digest != old_roster.digest):
-        who = ",".join(sorted(roster.signatures))
-        yield Change(
-            "roster", "", roster.fingerprint, {"version": roster.version, "signed_by": who}
-        )
+        member_before = before.members.get(name)
+        if member_before is not member:
+            yield from _member_changes(member_before, member)
+    if after.roster is not None:
+        yield from _roster_changes(before, after, after.roster)
+
+
+def _roster_changes(before: MemberList, after: MemberList, roster: Roster) -> Iterator[Change]:
+    detail: dict[str, str | int] = {"version": roster.version}
+    if before.roster is None or roster.digest != before.roster.digest:
+        signers = ",".join(sorted(roster.signatures))
+        yield Change("roster", "", roster.fingerprint, {**detail, "signed_by": signers})
     for digest in after.forks:
-        if digest not in before.forks and roster is not None:
-            yield Change(
-                "roster fork",
-                "",
-                roster.fingerprint,
-                {"version": roster.version, "other": digest[:16]},
-            )
+        if digest not in before.forks:
+            yield Change("roster fork", "", roster.fingerprint, {**detail, "other": digest[:16]})
 
 
-def _member_changes(old: Member | None, new: Member) -> Iterator[Change]:
-    address = {"address": str(new.address)}
-    if old is None:
-        yield Change(new.state, new.name, new.fingerprint, address)
+def _member_changes(before: Member | None, after: Member) -> Iterator[Change]:
+    address = {"address": str(after.address)}
+    if before is None:
+        yield Change(after.state, after.name, after.fingerprint, address)
         return
-    if new.state != old.state:
-        event = "confirmed" if (old.state, new.state) == ("pending", "accepted") else new.state
-        yield Change(event, new.name, new.fingerprint)
-    elif new.fingerprint != old.fingerprint:
-        yield Change("rotated", new.name, new.fingerprint, {"before": old.fingerprint})
-    if new.address != old.address:
-        yield Change(
-            "address changed", new.name, new.fingerprint, address | {"before": str(old.address)}
-        )
+    if after.state != before.state:
+        is_confirmed = before.state == "pending" and after.state == "accepted"
+        event = "confirmed" if is_confirmed else after.state
+        yield Change(event, after.name, after.fingerprint)
+    elif after.fingerprint != before.fingerprint:
+        yield Change("rotated", after.name, after.fingerprint, {"before": before.fingerprint})
+    if after.address != before.address:
+        addresses = {**address, "before": str(before.address)}
+        yield Change("address changed", after.name, after.fingerprint, addresses)
 
 
-def limited(found: Iterable[Change], counted: Counter[str]) -> Iterator[Change]:
-    """The changes, without further changes of addresses that changed too often; `counted` is kept
-    by the caller."""
-    for change in found:
+def limited(changes: Iterable[Change], address_changes: Counter[str]) -> Iterator[Change]:
+    """Yield the changes, without those of addresses that changed too often.
+
+    `address_changes` counts them by member, and is kept by the caller.
+    """
+    for change in changes:
         if change.event == "address changed":
-            counted[change.member] += 1
-            if counted[change.member] > MAX_ADDRESS_CHANGES:
+            address_changes[change.member] += 1
+            count = address_changes[change.member]
+            if count > MAX_ADDRESS_CHANGES:
                 continue
-            if counted[change.member] == MAX_ADDRESS_CHANGES:
-                last = {**change.detail, "note": "further changes are not logged"}
-                change = Change(change.event, change.member, change.fingerprint, last)
+            if count == MAX_ADDRESS_CHANGES:
+                note = {"note": "further changes are not logged"}
+                change = replace(change, detail={**change.detail, **note})
         yield change
 
 
-def append_changes(folder: Path, found: Iterable[Change], by: str | None = None) -> None:
+def append_changes(folder: Path, changes: Iterable[Change], by: str | None = None) -> None:
     """Append changes to a site's audit log; `by` is who made them, by default the member itself."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    lines = [
-        json.dumps(
-            {
-                "time": now,
-                "event": change.event,
-                "member": change.member,
-                "fingerprint": change.fingerprint,
-                "by": by or change.member,
-                **change.detail,
-            }
-        )
-        for change in found
-    ]
+    timestamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    lines = ""
+    for change in changes:
+        entry = {
+            "time": timestamp,
+            "event": change.event,
+            "member": change.member,
+            "fingerprint": change.fingerprint,
+            "by": by or change.member,
+            **change.detail,
+        }
+        lines += json.dumps(entry) + "\n"
     if lines:
-        append_durably(folder / AUDIT, "".join(line + "\n" for line in lines).encode())
+        append_durably(folder / AUDIT, lines.encode())
 
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
@@ -124,11 +122,9 @@ def read_audit(folder: Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             entry = None
-        entries.append(
-            entry
-            if isinstance(entry, dict)
-            else {"event": "damaged line", "line": line.decode("latin-1")}
-        )
+        if not isinstance(entry, dict):
+            entry = {"event": "damaged line", "line": line.decode("latin-1")}
+        entries.append(entry)
     return entries
 
 

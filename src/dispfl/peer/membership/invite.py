@@ -1,7 +1,7 @@
-"""Invites: everything another site needs to accept this one, as one string that can be sent by mail
-or chat.
+"""Invites: what another site needs to accept this one, as one string for mail or chat.
 
-    dispfl1-BASE64URL    federation, name, address, certificate (DER), each after its length (2 bytes), and a checksum
+    dispfl1-BASE64URL    federation, name, address and certificate (DER), each after its length (2
+                         bytes), and a checksum
 
 The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints
 for that.
@@ -106,10 +106,10 @@ def _content(text: str) -> bytes:
         raise InviteError(
             f"The invite is damaged: characters are missing or invalid. {_COPY_AGAIN}"
         ) from None
-    content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-    if (
-        _to_text(raw) != body or _checksum(content) != checksum
-    ):  # the last base64 character may have unused bits
+    content = raw[:-_CHECKSUM_BYTES]
+    checksum = raw[-_CHECKSUM_BYTES:]
+    is_canonical = _to_text(raw) == body  # the last base64 character may have unused bits
+    if not is_canonical or _checksum(content) != checksum:
         raise InviteError(f"The invite is damaged: its checksum is wrong. {_COPY_AGAIN}")
     return content
 

@@ -33,8 +33,7 @@ class Member:
 
     name: str
     address: Address | None
-    """None if the address in the members file is not valid any more; the member's next record has
-    another."""
+    """None if it is not valid any more; the member's next record has another."""
     certificate: x509.Certificate
     """The pinned certificate."""
     state: State = "accepted"
@@ -71,22 +70,17 @@ class Member:
         return self.record.serial if self.record else 0
 
     def follows(self, certificate: x509.Certificate) -> bool:
-        """Whether a certificate is the pinned one, a former one of this member, or issued by the
-        pinned one."""
-        return key_digest(certificate) in self.retired or descends_from(
-            [certificate], self.certificate
-        )
+        """Whether a certificate is the pinned one, issued by it, or a former one."""
+        is_former = key_digest(certificate) in self.retired
+        return is_former or descends_from([certificate], self.certificate)
 
     def with_key(self, chain: Sequence[x509.Certificate]) -> "Member":
-        """Pin another certificate; the keys of the old one and of those that issued the new one are
-        retired."""
-        return replace(self, certificate=chain[0])._retiring(
-            *map(key_digest, chain[1:]), self._last_key
-        )
+        """Pin the first certificate of a chain, and retire the former keys."""
+        former_keys = [key_digest(certificate) for certificate in chain[1:]]
+        return replace(self, certificate=chain[0])._retiring(*former_keys, self._last_key)
 
     def proposed(self, certificate: x509.Certificate) -> "Member":
-        """A site that is not accepted, with another certificate, until its fingerprint is
-        confirmed."""
+        """The site with another certificate, pending until its fingerprint is confirmed."""
         return replace(self, certificate=certificate, state="pending", replaces=self._last_key)
 
     def confirmed(self) -> "Member":
@@ -99,22 +93,25 @@ class Member:
         return self.replaces if self.state == "pending" else key_digest(self.certificate)
 
     def _retiring(self, *keys: str) -> "Member":
-        former = dict.fromkeys(key for key in (*keys, *self.retired) if key)
-        former.pop(key_digest(self.certificate), None)
-        return replace(self, retired=tuple(former)[:MAX_RETIRED])
+        current_key = key_digest(self.certificate)
+        retired: list[str] = []
+        for key in (*keys, *self.retired):
+            if key and key != current_key and key not in retired:
+                retired.append(key)
+        return replace(self, retired=tuple(retired[:MAX_RETIRED]))
 
     def after_rotation(self, chain: Sequence[x509.Certificate], now: float) -> "Member":
-        """Pin a certificate that descends from the pinned one, at most once in `ROTATION_INTERVAL`
-        seconds."""
+        """Pin a successor of the pinned certificate, once in `ROTATION_INTERVAL` seconds."""
         if chain[0] == self.certificate:
             return self
         if key_digest(chain[0]) in self.retired:
             refuse(Refusal.CERTIFICATE, f"{self.name} presents a key that it had replaced before.")
         if 0 <= now - self.rotated < ROTATION_INTERVAL:
+            minutes = (now - self.rotated) / 60
             refuse(
                 Refusal.ROTATION,
-                f"{self.name} replaced its key {(now - self.rotated) / 60:.0f} minutes ago; one"
-                " rotation an hour is accepted.",
+                f"{self.name} replaced its key {minutes:.0f} minutes ago; one rotation an hour is"
+                " accepted.",
             )
         return replace(self.with_key(chain), rotated=now)
 
@@ -136,35 +133,34 @@ class MemberList:
         return replace(self, members={**self.members, member.name: member})
 
     def with_invite(self, invite: Invite, *, confirmed: bool) -> "MemberList":
-        """Accept a site by its invite; the state stays pending until its fingerprint is
-        confirmed."""
-        old = self.members.get(invite.name)
-        if old is None:
-            new = Member(invite.name, invite.address, invite.certificate)
-            return self.with_member(new if confirmed else replace(new, state="pending"))
-        if key_digest(invite.certificate) in old.retired:
+        """Accept a site by its invite; it is pending until its fingerprint is confirmed."""
+        current = self.members.get(invite.name)
+        if current is None:
+            state: State = "accepted" if confirmed else "pending"
+            return self.with_member(Member(invite.name, invite.address, invite.certificate, state))
+
+        if key_digest(invite.certificate) in current.retired:
+            advice = "Ask it for a new invite."
+            if current.state == "accepted":
+                advice = "Nothing needs to be done."
             raise InviteError(
-                f"{invite.name} has replaced its key since this invite was created. "
-                + (
-                    "Nothing needs to be done."
-                    if old.state == "accepted"
-                    else "Ask it for a new invite."
-                )
+                f"{invite.name} has replaced its key since this invite was created. {advice}"
             )
-        is_same = old.follows(invite.certificate)
-        if old.state == "accepted":
-            if not is_same:
+        is_same_site = current.follows(invite.certificate)
+        if current.state == "accepted":
+            if not is_same_site:
                 raise InviteError(
                     f"{invite.name} is already accepted with another certificate"
-                    f" ({old.fingerprint[:16]}...). If it has a new key, revoke the old one first:"
-                    f" dispfl peer revoke DIR {invite.name}"
+                    f" ({current.fingerprint[:16]}...). If it has a new key, revoke the old one"
+                    f" first: dispfl peer revoke DIR {invite.name}"
                 )
             confirmed = True  # the accepted key has signed the new one
+
         if confirmed:
-            member = replace(old.with_key([invite.certificate]), state="accepted", replaces="")
+            member = replace(current.with_key([invite.certificate]), state="accepted", replaces="")
         else:
-            member = old.proposed(invite.certificate)
-        record = old.record if is_same else None
+            member = current.proposed(invite.certificate)
+        record = current.record if is_same_site else None
         return self.with_member(replace(member, address=invite.address, record=record, by="hand"))
 
     def with_certificate(
@@ -172,14 +168,12 @@ class MemberList:
     ) -> "MemberList":
         """Pin an accepted member's new certificate if its chain descends from the pinned one."""
         member = self.members.get(name)
-        if (
-            member is None
-            or member.state != "accepted"
-            or not descends_from(chain, member.certificate)
-        ):
+        if member is None or member.state != "accepted":
             return self
-        after = member.after_rotation(chain, now)
-        return self if after is member else self.with_member(after)
+        if not descends_from(chain, member.certificate):
+            return self
+        rotated = member.after_rotation(chain, now)
+        return self if rotated is member else self.with_member(rotated)
 
     def with_record(
         self, record: MemberRecord, name: str, federation: str, now: float
@@ -203,62 +197,57 @@ class MemberList:
                 Refusal.CERTIFICATE,
                 f"The record of {record.name} does not have the accepted certificate.",
             )
-        after = member.after_rotation(record.chain, now)
-        return self.with_member(replace(after, address=record.address, record=record))
+        rotated = member.after_rotation(record.chain, now)
+        return self.with_member(replace(rotated, address=record.address, record=record))
 
     def with_roster(self, roster: Roster, name: str) -> "MemberList":
-        """Apply a verified roster as the site `name`: accept everyone on it, and revoke those that
-        it has lost."""
-        listed = roster.members()
-        members = {
-            member.name: (
-                replace(member, state="revoked")
-                if member.by == "roster"
-                and member.state == "accepted"
-                and member.name not in listed
-                else member
-            )
-            for member in self.members.values()
-        }
-        for invite in listed.values():
+        """Apply a verified roster as the site `name`: accept its members, revoke removed ones."""
+        invites = roster.members()
+        members = dict(self.members)
+        for member in self.members.values():
+            is_by_roster = member.by == "roster" and member.state == "accepted"
+            if is_by_roster and member.name not in invites:
+                members[member.name] = replace(member, state="revoked")
+        for invite in invites.values():
             if invite.name != name:
                 members[invite.name] = _listed(members.get(invite.name), invite)
         return replace(self, members=members, roster=roster, forks=())
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
-        """Whether a roster of the accepted administrators is newer than the accepted one, or
-        contradicts it."""
-        old = self.roster
-        if old is None or administrators != old.fingerprint or version < old.version:
+        """Whether a roster of the accepted administrators is newer than ours, or contradicts it."""
+        current = self.roster
+        if current is None or administrators != current.fingerprint:
             return False
-        return version > old.version or (digest != old.digest and digest not in self.forks)
+        if version != current.version:
+            return version > current.version
+        return digest != current.digest and digest not in self.forks
 
     def with_newer_roster(self, roster: Roster, name: str) -> "MemberList":
-        """Apply a verified roster of the accepted administrators if it is newer; of two with one
-        version, the first."""
-        if self.roster is None or not self.lacks_roster(
-            roster.version, roster.digest, roster.fingerprint
-        ):
+        """Apply a verified roster of the accepted administrators if it is newer.
+
+        Of two rosters with one version, the first stays in force.
+        """
+        if not self.lacks_roster(roster.version, roster.digest, roster.fingerprint):
             return self
+        assert self.roster is not None
         if roster.version > self.roster.version:
             return self.with_roster(roster, name)
         return replace(self, forks=(*self.forks, roster.digest)[-MAX_FORKS:])
 
 
-def _listed(old: Member | None, invite: Invite) -> Member:
+def _listed(member: Member | None, invite: Invite) -> Member:
     """The entry of a member that the roster lists."""
-    if old is None:
+    if member is None:
         return Member(invite.name, invite.address, invite.certificate, by="roster")
-    if (
-        old.state == "revoked" and old.by == "hand"
-    ):  # this site's operator does not want it, whatever its key is
-        return old
-    if not old.follows(invite.certificate):  # the administrators have replaced the site
-        new = replace(old.with_key([invite.certificate]), replaces="")
-        return replace(new, address=invite.address, state="accepted", record=None, by="roster")
-    rotated_since = key_digest(invite.certificate) in old.retired
-    current = old if rotated_since else old.with_key([invite.certificate])
-    return replace(current.confirmed(), address=current.address or invite.address, by="roster")
+    if member.state == "revoked" and member.by == "hand":  # the operator refuses it, with any key
+        return member
+    if not member.follows(invite.certificate):  # the administrators have replaced the site
+        member = replace(member.with_key([invite.certificate]), replaces="")
+        return replace(member, address=invite.address, state="accepted", record=None, by="roster")
+    has_rotated_since = key_digest(invite.certificate) in member.retired
+    if not has_rotated_since:
+        member = member.with_key([invite.certificate])
+    return replace(member.confirmed(), address=member.address or invite.address, by="roster")
 
 
 Edit = Callable[[MemberList], MemberList]

@@ -405,7 +405,8 @@ class MembersFile:
     def merge_roster(self, text: str) -> bool:
         """Merge a roster received from another member; return whether it is new.
 
-        Raises `MessageError` to refuse it. A site that has not accepted the administrators ignores it.
+        Raises `MessageError` to refuse it. A site that has not accepted the administrators ignores
+        it.
         """
         current = self.file.current()
         if current.roster is None:

@@ -1,6 +1,6 @@
-"""Member records: address, density and first round of a member, signed by its key, so that any
-member can relay them.
+"""Member records: a member's address, density and first round, signed by its key.
 
+Any member can relay them.
 The record includes the member's certificate and the earlier ones, so that a site that pinned an
 earlier certificate can verify the current one. The signature covers all of it as canonical JSON
 (sorted keys, no spaces), prefixed by a line that states its purpose: who relays a record cannot
@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cryptography import x509
@@ -43,8 +43,7 @@ _MAX_TEXT_CHARS = 8192
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """What a member announces about itself. `MemberRecord.read` verifies the signature and the
-    certificate chain."""
+    """What a member announces about itself; `read` verifies signature and certificates."""
 
     federation: str
     name: str
@@ -78,26 +77,19 @@ class MemberRecord:
         serial: int,
     ) -> "MemberRecord":
         """Create and sign the record of a site."""
-        content = (
-            federation,
-            identity.name,
-            address,
-            float(density),
-            first_round,
-            serial,
-            identity.chain,
+        unsigned = cls(
+            federation, identity.name, address, float(density), first_round, serial, identity.chain
         )
-        return cls(*content, identity.sign(cls(*content)._signed()))
+        return replace(unsigned, signature=identity.sign(unsigned._signed()))
 
     def same_content(self, other: "MemberRecord | None") -> bool:
         """Whether two records are equal except for the serial number."""
-        return other is not None and self._content() | {"serial": 0} == other._content() | {
-            "serial": 0
-        }
+        if other is None:
+            return False
+        return replace(self, serial=0)._content() == replace(other, serial=0)._content()
 
     def replaces(self, other: "MemberRecord | None") -> bool:
-        """Whether this record is the current one; of two with one serial, at all sites the same
-        one."""
+        """Whether this record is newer; of two with one serial, all sites choose the same one."""
         return other is None or (self.serial, self.digest) > (other.serial, other.digest)
 
     def to_json(self) -> JSON:
@@ -113,9 +105,9 @@ class MemberRecord:
         }
 
     @classmethod
-    def read(cls, found: JSON) -> "MemberRecord":
+    def read(cls, content: JSON) -> "MemberRecord":
         """Parse and verify a record from untrusted JSON; raise `MessageError` if it is invalid."""
-        record = cls.parse(found)
+        record = cls.parse(content)
         key = record.chain[0].public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)  # checked by read_certificate
         try:
@@ -134,11 +126,10 @@ class MemberRecord:
         return record
 
     @classmethod
-    def parse(cls, found: JSON) -> "MemberRecord":
-        """Parse a record without verifying its signature; raise `MessageError` if a field is
-        invalid."""
+    def parse(cls, untrusted: JSON) -> "MemberRecord":
+        """Parse a record without verifying it; raise `MessageError` if a field is invalid."""
         try:
-            content, chain, signature = _split(found)
+            content, chain, signature = _split(untrusted)
             record = cls(
                 federation=check_name("The federation of a record", _text(content["federation"])),
                 name=check_name("The name in a record", _text(content["name"])),
@@ -151,9 +142,8 @@ class MemberRecord:
             )
         except (ConfigError, IdentityError, ValueError) as problem:
             refuse(Refusal.MALFORMED, f"A member record is invalid: {problem}")
-        if (
-            record.address.is_unspecified or record._content() != content
-        ):  # e.g. a wrong fingerprint
+        is_consistent = record._content() == content  # not with a wrong fingerprint, for example
+        if record.address.is_unspecified or not is_consistent:
             refuse(Refusal.MALFORMED, f"The record of {record.name} has an invalid field.")
         if common_name(chain[0]) != record.name:
             refuse(
@@ -181,42 +171,44 @@ class MemberRecord:
         return _PURPOSE + _canonical(self._content(), self._certificates)
 
 
-def record_digest(found: JSON) -> str:
-    """Return the digest that identifies a record, which may not be verified: of what is signed, not
-    of the signature.
+def record_digest(record: JSON) -> str:
+    """Return the digest that identifies a record, which may not be verified.
 
-    ECDSA gives a member as many signatures of one record as it likes.
+    It is the digest of what is signed, not of the signature: ECDSA gives a member any number of
+    signatures of one record.
     """
-    content, chain = (
-        (found.get("record"), found.get("chain")) if isinstance(found, dict) else (None, None)
-    )
-    is_flat = isinstance(content, dict) and all(
-        isinstance(value, str | int | float) for value in content.values()
-    )
-    is_list = isinstance(chain, list) and all(isinstance(text, str) for text in chain)
-    signed = _canonical(content if is_flat else None, chain if is_list else None)
-    return hashlib.blake2b(signed, digest_size=16).hexdigest()
+    content = chain = None
+    if isinstance(record, dict):
+        content = record.get("record")
+        chain = record.get("chain")
+    if not isinstance(content, dict) or not all(map(_is_plain, content.values())):
+        content = None
+    if not isinstance(chain, list) or not all(isinstance(text, str) for text in chain):
+        chain = None
+    return hashlib.blake2b(_canonical(content, chain), digest_size=16).hexdigest()
+
+
+def _is_plain(value: JSON) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _canonical(content: JSON, chain: JSON) -> bytes:
-    return json.dumps(
-        {"record": content, "chain": chain}, sort_keys=True, separators=(",", ":")
-    ).encode()
+    signed = {"record": content, "chain": chain}
+    return json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
-    if not isinstance(found, dict) or found.keys() != {"record", "chain", "signature"}:
+def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
+    """Return the content, the certificates and the signature of a record."""
+    if not isinstance(record, dict) or record.keys() != {"record", "chain", "signature"}:
         raise ValueError("it must have the fields record, chain and signature.")
-    content, chain = found["record"], found["chain"]
+    content = record["record"]
+    chain = record["chain"]
     if not isinstance(content, dict) or content.keys() != set(_FIELDS):
         raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
     if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
         raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
-    return (
-        content,
-        tuple(read_certificate(_from_text(text)) for text in chain),
-        _from_text(found["signature"]),
-    )
+    certificates = tuple(read_certificate(_from_text(text)) for text in chain)
+    return content, certificates, _from_text(record["signature"])
 
 
 def _text(value: JSON) -> str:

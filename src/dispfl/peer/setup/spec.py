@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -116,7 +115,11 @@ def spec_difference(
 
 def _excerpt(text: str, compared: str) -> str:
     """The part of a long text where it differs from another."""
-    common_length = len(os.path.commonprefix([text, compared]))
+    common_length = 0
+    for char, compared_char in zip(text, compared, strict=False):
+        if char != compared_char:
+            break
+        common_length += 1
     start = max(0, min(common_length - MAX_CHARS // 2, len(text) - MAX_CHARS))
     excerpt = text[start : start + MAX_CHARS]
     if start > 0:

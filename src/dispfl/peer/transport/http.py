@@ -1,5 +1,9 @@
-"""Parts of the HTTPS transport that client and server share: headers, bodies, stall timeouts, peer
-certificates."""
+"""What client and server of the HTTPS transport share: counting sockets, headers, bodies, stall
+timeouts and peer certificates.
+
+A counting socket counts the bytes exchanged with the operating system, which is everything above
+TCP: bodies, HTTP headers, TLS records and handshakes.
+"""
 
 import asyncio
 import contextlib
@@ -129,8 +133,10 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 def pack_header(fields: Mapping[str, JSON]) -> str:
-    """Encode a header as one line of ASCII; raise `Refused` if it is too long, ValueError or
-    TypeError if not JSON."""
+    """Encode a header as one line of ASCII; raise `Refused` if it is too long.
+
+    Raises ValueError or TypeError if it is not JSON.
+    """
     line = json.dumps(fields, separators=(",", ":"), allow_nan=False)
     if len(line) > MAX_HEADER_BYTES:
         message = (
@@ -180,8 +186,7 @@ class StalledError(TimeoutError):
 
 @contextlib.asynccontextmanager
 async def stall_timeout(sock: CountingSocket | None, limits: Limits) -> AsyncIterator[None]:
-    """Raise `StalledError` in the block once fewer than `min_bytes` are transferred in
-    `stall_timeout` seconds."""
+    """Raise `StalledError` in the block once a transfer is slower than the minimum rate."""
     limit = asyncio.timeout(None)
     watch = _StallWatch(sock, limits, limit)
     try:
@@ -281,8 +286,7 @@ May raise `Refused`.
 def peer_certificates(
     transport: asyncio.BaseTransport | None,
 ) -> tuple[bytes, Sequence[bytes]] | None:
-    """Return the peer's certificate and the issuers it sent; None without TLS or without a
-    certificate."""
+    """Return the peer's certificate and the issuers it sent; None without a certificate."""
     tls = transport.get_extra_info("ssl_object") if transport else None
     leaf = tls.getpeercert(binary_form=True) if tls else None
     if not leaf:
@@ -308,4 +312,6 @@ def os_error_text(problem: BaseException) -> str:
         text = os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
     else:
         text = str(cause) or type(cause).__name__
-    return text[:1].lower() + text[1:] if not text.isupper() else text.lower()
+    if text.isupper():
+        return text.lower()
+    return text[:1].lower() + text[1:]

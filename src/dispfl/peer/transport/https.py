@@ -4,7 +4,7 @@
     dispfl-header: {"version":1,"header":...}                    the header, as one line of JSON
     (body)                                                       an encoded message
 
-    200, dispfl-header: {"version":1,"header":...,"offset":0}    the response, its body starting at `offset`
+    200, dispfl-header: {"version":1,"header":...,"offset":0}    the response, from byte `offset` on
     403, dispfl-header: {"version":1,"refused":...}              a refusal: reason and message
 
 A request is delivered to the server's handler once. If the connection breaks before any of the
@@ -80,9 +80,10 @@ class HttpsTransport:
         return self._listener.port if self._listener else self._listen[1]
 
     def clock_ahead(self, peer: str) -> float | None:
-        """By how many seconds a peer's clock was ahead of ours in its last response; None if it is
-        not known."""
-        date, arrived = self._peers[peer].last_date if peer in self._peers else ("", 0.0)
+        """Seconds that a peer's clock was ahead of ours in its last response; None if unknown."""
+        if peer not in self._peers:
+            return None
+        date, arrived = self._peers[peer].last_date
         try:
             return email.utils.parsedate_to_datetime(date).timestamp() - arrived
         except (ValueError, TypeError, OverflowError):
@@ -122,34 +123,42 @@ class HttpsTransport:
         """Close all connections with a peer, also those in the middle of a transfer."""
         if self._listener:
             self._listener.drop_member(peer)
-        if connections := self._peers.pop(peer, None):
+        connections = self._peers.pop(peer, None)
+        if connections is not None:
             await connections.close()
 
     async def close(self) -> None:
         """Stop listening and close all connections; pending requests fail."""
         self._is_closed = True
-        peers, self._peers = list(self._peers.values()), {}
+        closing = list(self._peers.values())
+        self._peers = {}
         if self._listener:
             await self._listener.close()
-        for connections in peers:
+        for connections in closing:
             await connections.close()
-        await wait_until(
-            lambda: (
-                not (self._pending_requests or any(connections.sockets for connections in peers))
-            ),
-            self.limits.connect_timeout,
-        )
+
+        def is_done() -> bool:
+            has_sockets = any(connections.sockets for connections in closing)
+            return not self._pending_requests and not has_sockets
+
+        await wait_until(is_done, self.limits.connect_timeout)
 
     async def _request(self, peer: str, request: Request) -> Response:
-        partial, failures = PartialBody(), 0
+        """Send a request, and resume its response as long as it progresses."""
+        max_response = self._max_response(request.kind)
+        partial = PartialBody()
+        failures = 0
         while True:
-            before = partial.length
+            length_before = partial.length
             try:
-                return await self._connections_to(peer).attempt(
-                    self._address(peer), request, self._max_response(request.kind), partial
+                connections = self._connections_to(peer)
+                return await connections.attempt(
+                    self._address(peer), request, max_response, partial
                 )
             except AttemptError as broken:
-                failures = 0 if partial.length - before >= _MIN_PROGRESS else failures + 1
+                failures += 1
+                if partial.length - length_before >= _MIN_PROGRESS:
+                    failures = 0
                 if not partial.length or failures >= self.limits.max_attempts or self._is_closed:
                     raise Unreachable(peer, str(broken)) from broken
             await asyncio.sleep(self.limits.backoff * 2**failures)

@@ -1,5 +1,4 @@
-"""Client side of the HTTPS transport: the connections to one peer, and single attempts of a
-request."""
+"""Client side of the HTTPS transport: the connections to one peer, and attempts of a request."""
 
 import asyncio
 import contextlib
@@ -84,8 +83,7 @@ class PeerConnections:
     async def attempt(
         self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody
     ) -> Response:
-        """Return the response, resumed after `partial`; received bytes are kept in `partial` if the
-        attempt fails."""
+        """Return the response, resumed after `partial`, which keeps what a failed attempt got."""
         async with self._slots:
             try:
                 return await self._attempt(address, request, limit, partial)
@@ -119,9 +117,8 @@ class PeerConnections:
         if partial.length:
             fields |= {"offset": partial.length, "digest": await partial.digest()}
         async with contextlib.AsyncExitStack() as stack:
-            async with asyncio.timeout(
-                self._limits.connect_timeout + self._limits.response_timeout
-            ) as header_deadline:
+            seconds = self._limits.connect_timeout + self._limits.response_timeout
+            async with asyncio.timeout(seconds) as header_deadline:
                 body = _Body(request, self, header_deadline) if request.body else None
                 post = self._session.post(
                     url,
@@ -141,22 +138,19 @@ class PeerConnections:
         fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
         if http_response.status == STATUS_REFUSED:
             raise Refused(str(fields.get("refused")), str(fields.get("message")))
-        header, offset, length = (
-            fields.get("header"),
-            fields.get("offset"),
-            http_response.content_length,
-        )
-        if (
-            http_response.status != 200
-            or not isinstance(header, dict)
-            or type(offset) is not int
-            or length is None
-        ):
+        header = fields.get("header")
+        offset = fields.get("offset")
+        length = http_response.content_length
+        is_complete = isinstance(header, dict) and type(offset) is int and length is not None
+        if http_response.status != 200 or not is_complete:
             raise Refused(
                 Refusal.MALFORMED,
                 f"{self.name}'s response does not follow the protocol (status"
                 f" {http_response.status}).",
             )
+        assert isinstance(header, dict)
+        assert isinstance(offset, int)
+        assert length is not None
         if offset + length > limit:
             message = (
                 f"{self.name}'s response to {kind!r} has {offset + length} bytes; at most {limit}"
@@ -166,13 +160,11 @@ class PeerConnections:
         if offset == 0:
             partial.clear()
         elif offset != partial.length:
-            raise Refused(
-                Refusal.MALFORMED,
-                f"{self.name} resumed at byte {offset} instead of {partial.length}.",
-            )
-        sock = self.socket_of(
-            http_response.connection.transport if http_response.connection else None
-        )
+            message = f"{self.name} resumed at byte {offset} instead of {partial.length}."
+            raise Refused(Refusal.MALFORMED, message)
+
+        connection = http_response.connection
+        sock = self.socket_of(connection.transport if connection else None)
         async with stall_timeout(sock, self._limits):
             async for chunk in http_response.content.iter_any():
                 partial.add(chunk)
@@ -193,21 +185,22 @@ class PeerConnections:
 
     def socket_of(self, transport: asyncio.BaseTransport | None) -> CountingSocket | None:
         """Return the socket of a connection."""
-        found = transport.get_extra_info("socket") if transport else None
-        return self.sockets.get(found.fileno()) if found else None
+        if transport is None:
+            return None
+        raw_socket = transport.get_extra_info("socket")
+        return self.sockets.get(raw_socket.fileno()) if raw_socket else None
 
-    def _make_socket(self, found: Any) -> CountingSocket:
-        family, kind, proto, _, where = found
-        if not self._may_connect(where[0]):
-            raise OSError(f"{where[0]} is not in allow_networks of this site's site.toml")
-        sock = CountingSocket(family, kind, proto, counter=self._counter, on_close=self._forget)
+    def _make_socket(self, address_info: Any) -> CountingSocket:
+        family, socket_type, proto, _, address = address_info
+        if not self._may_connect(address[0]):
+            raise OSError(f"{address[0]} is not in allow_networks of this site's site.toml")
+        sock = CountingSocket(
+            family, socket_type, proto, counter=self._counter, on_close=self._forget
+        )
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(
-            socket, "TCP_USER_TIMEOUT"
-        ):  # detects a peer that lost power and does not acknowledge
-            sock.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._limits.stall_timeout)
-            )
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # detects a peer that lost power
+            milliseconds = int(1000 * self._limits.stall_timeout)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self.sockets[sock.fileno()] = sock
         return sock
 
@@ -216,8 +209,7 @@ class PeerConnections:
 
 
 class _Body(aiohttp.payload.Payload):
-    """The body of a request; while it is sent, only the stall timeout applies, not the header
-    deadline."""
+    """The body of a request; while it is sent, only the stall timeout applies."""
 
     def __init__(
         self, request: Request, connections: PeerConnections, header_deadline: asyncio.Timeout
@@ -246,8 +238,7 @@ class _Body(aiohttp.payload.Payload):
 
 
 class _BoundedResponses(ResponseHandler):
-    """A connection that is closed when the server sends responses that nobody reads, which would
-    fill the memory.
+    """A connection that is closed if the server fills the memory with responses nobody reads.
 
     aiohttp queues them, also on an idle connection. An honest server sends one, and "100 Continue"
     before it.
@@ -261,8 +252,10 @@ class _BoundedResponses(ResponseHandler):
 
 
 class _OneLookup(aiohttp.ThreadedResolver):
-    """Looks up one name at a time. A lookup occupies a thread of the process for as long as the
-    name server takes, and a member may announce other names meanwhile.
+    """Looks up one name at a time.
+
+    A lookup occupies a thread of the process for as long as the name server takes, and a member may
+    announce other names meanwhile.
     """
 
     _is_busy = False
@@ -281,8 +274,7 @@ class _OneLookup(aiohttp.ThreadedResolver):
 
 
 class _PinnedConnector(aiohttp.TCPConnector):
-    """Connects to one member and verifies its identity before every request, also on a reused
-    connection."""
+    """Connects to one member, and verifies its identity before every request."""
 
     def __init__(
         self,
@@ -318,18 +310,16 @@ class _PinnedConnector(aiohttp.TCPConnector):
                 return connection
             was_verified = transport in self._verified
             connection.close()
-            if (
-                not was_verified
-            ):  # the certificate of a reused connection may have been replaced meanwhile
+            if not was_verified:  # else the member has replaced its certificate meanwhile
                 raise _wrong_certificate(self._name)
 
 
 def _wrong_certificate(
     name: str, problem: aiohttp.ClientConnectorCertificateError | None = None
 ) -> Refused:
+    message = f"{name}'s certificate is not the accepted one"
     detail = getattr(problem.certificate_error, "verify_message", "") if problem else ""
-    return Refused(
-        Refusal.WRONG_CERTIFICATE,
-        f"{name}'s certificate is not the accepted one{f' ({detail})' if detail else ''}; "
-        "compare fingerprints with `dispfl peer status`.",
-    )
+    if detail:
+        message += f" ({detail})"
+    message += "; compare fingerprints with `dispfl peer status`."
+    return Refused(Refusal.WRONG_CERTIFICATE, message)

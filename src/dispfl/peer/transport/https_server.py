@@ -1,5 +1,4 @@
-"""Server side of the HTTPS transport: passes requests to a handler and sends its responses and
-refusals.
+"""Server side of the HTTPS transport: passes requests to a handler and sends its responses.
 
 A member that keeps violating the protocol is banned for a minute, here and by the node's own checks
 (`RequestGuard`).
@@ -32,8 +31,10 @@ from dispfl.wire.refusals import Refusal
 HEADER_NAME = "dispfl-header"
 STATUS_REFUSED = 403
 _PATH = re.compile(r"/v([0-9]{1,9})/([^/?]*)")
-_MAX_RECORD_BYTES, _RECORD_OVERHEAD = 16384, 22
-"""Maximum payload of a TLS 1.3 record, and the size of its header, content type and tag."""
+_MAX_RECORD_BYTES = 16384
+"""Maximum payload of a TLS 1.3 record."""
+_RECORD_OVERHEAD = 22
+"""The size of its header, content type and tag."""
 _POLL_SECONDS = 0.005
 """Interval between checks of how much of a response is sent."""
 _log = logging.getLogger(__name__)
@@ -89,41 +90,30 @@ class HttpHandler:
         except Refused as refused:
             self._guard.count(sender, refused.reason)
             raise
-        response, offset = await self._handle(sender, request), request.offset
+        response = await self._handle(sender, request)
         if isinstance(response, Refused):
             return _refusal(http_request, response)
-        if offset and (
-            offset > len(response.body) or await body_digest(response.body, offset) != client_digest
-        ):
-            offset = 0  # the client has the beginning of another response
+        offset = await _resumed_offset(request.offset, client_digest, response.body)
         return await self._send_response(http_request, connection, response, offset)
 
     async def _read(
         self, http_request: web.BaseRequest, connection: ServerConnection
     ) -> tuple[Request, str]:
-        """Return the request and the client's digest of a partial response; refuse protocol
-        violations."""
-        kind = self._kind(http_request)
+        """Return the request and the client's digest of a partial response.
+
+        Refuses violations of the protocol.
+        """
+        request_kind = self._kind(http_request)
         fields = http.unpack_header(http_request.headers.get(HEADER_NAME, ""))
-        header, offset, client_digest = (
-            fields.get("header"),
-            fields.get("offset", 0),
-            fields.get("digest", ""),
-        )
-        if not (
-            isinstance(header, dict)
-            and isinstance(client_digest, str)
-            and type(offset) is int
-            and offset >= 0
-        ):
-            raise Refused(
-                Refusal.MALFORMED,
-                "The message's header lacks a field or has one of the wrong type.",
-            )
-        return (
-            Request(kind, header, await self._body(http_request, connection, kind), offset),
-            client_digest,
-        )
+        header = fields.get("header")
+        offset = fields.get("offset", 0)
+        client_digest = fields.get("digest", "")
+        is_offset = type(offset) is int and offset >= 0
+        if not isinstance(header, dict) or not isinstance(client_digest, str) or not is_offset:
+            message = "The message's header lacks a field or has one of the wrong type."
+            raise Refused(Refusal.MALFORMED, message)
+        body = await self._body(http_request, connection, request_kind)
+        return Request(request_kind, header, body, offset), client_digest
 
     def _authenticate(self, http_request: web.BaseRequest) -> str:
         certificates = peer_certificates(http_request.transport)
@@ -143,22 +133,23 @@ class HttpHandler:
                 Refusal.MALFORMED,
                 f"Unknown method or path: {http_request.method[:16]} {http_request.path_qs[:64]}.",
             )
-        version, kind = int(path[1]), path[2]
+        version = int(path[1])
+        request_kind = path[2]
         if version != http.PROTOCOL_VERSION:
             raise Refused(
                 Refusal.VERSION,
                 f"{self._name} uses version {http.PROTOCOL_VERSION} of the protocol, not {version};"
                 " install the same dispfl on both sites.",
             )
-        http.check_kind(kind)
-        return kind
+        http.check_kind(request_kind)
+        return request_kind
 
     async def _body(
         self, http_request: web.BaseRequest, connection: ServerConnection, kind: str
     ) -> bytes:
-        """Read the body; refuse it by its declared length before reading, so that memory use is
-        bounded."""
-        length, limit = http_request.content_length, self._max_body(kind)
+        """Read the body, after its declared length was checked, which bounds the memory."""
+        length = http_request.content_length
+        limit = self._max_body(kind)
         if length is None or length > limit:
             raise Refused(
                 Refusal.TOO_LONG,
@@ -176,8 +167,7 @@ class HttpHandler:
         return body.getvalue()
 
     async def _handle(self, sender: str, request: Request) -> Response | Refused:
-        """Call the handler; return its refusal instead of raising, because the handler has counted
-        it already."""
+        """Call the handler; return its refusal, which the handler has counted already."""
         try:
             return await self._handler(sender, request)
         except Refused as refused:
@@ -210,23 +200,31 @@ class HttpHandler:
         http_response = web.StreamResponse(headers=headers)
         http_response.content_type = "application/octet-stream"
         http_response.content_length = len(response.body) - offset
-        counter, before = self._counters.counter(connection.member or UNKNOWN), connection.sock.sent
+        counter = self._counters.counter(connection.member or UNKNOWN)
+        sent_before = connection.sock.sent
         async with stall_timeout(connection.sock, self._limits):
             await http_response.prepare(http_request)
             for chunk in chunks(response.body, offset):
                 await http_response.write(chunk)
                 counter.body_sent += len(chunk)
             await http_response.write_eof()
-            await _wait_until_sent(connection, before, http_request.writer.output_size)
+            await _wait_until_sent(connection, sent_before, http_request.writer.output_size)
         response.on_sent()
         return http_response
 
 
-async def _wait_until_sent(connection: ServerConnection, before: int, size: int) -> None:
-    """Wait until the system has accepted `size` bytes: data in our own buffers is lost if the
-    process ends."""
-    encrypted = size + _RECORD_OVERHEAD * -(-size // _MAX_RECORD_BYTES)
-    while connection.sock.sent - before < encrypted:
+async def _resumed_offset(offset: int, client_digest: str, body: bytes) -> int:
+    """Return where to resume a response: 0 if the client has the beginning of another one."""
+    if offset == 0 or offset > len(body):
+        return 0
+    return offset if await body_digest(body, offset) == client_digest else 0
+
+
+async def _wait_until_sent(connection: ServerConnection, sent_before: int, size: int) -> None:
+    """Wait until the system has accepted `size` bytes; our own buffers end with the process."""
+    records = -(-size // _MAX_RECORD_BYTES)
+    encrypted_size = size + records * _RECORD_OVERHEAD
+    while connection.sock.sent - sent_before < encrypted_size:
         if connection.transport is None or connection.transport.is_closing():
             raise ConnectionResetError("The connection broke at the end of a response.")
         await asyncio.sleep(_POLL_SECONDS)

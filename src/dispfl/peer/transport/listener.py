@@ -67,8 +67,7 @@ class ServerConnection(web.RequestHandler):
 
     @contextlib.contextmanager
     def handling_request(self) -> Iterator[None]:
-        """Suspend the header timeout while a request is handled; body and response have their own
-        limits."""
+        """Suspend the header timeout while a request is handled."""
         self._cancel_header_timer()
         self.is_busy = True
         try:
@@ -78,8 +77,7 @@ class ServerConnection(web.RequestHandler):
             self.idle_since = self._now()
 
     def authenticate_as(self, member: str) -> None:
-        """Assign the connection to a member; refuse it if all connections of the member are
-        busy."""
+        """Assign the connection to a member; refuse it if all of the member's are busy."""
         if self.member != member:
             self._listener.make_room_for_member(member)
             self.member = member
@@ -167,13 +165,13 @@ class Listener:
         """Start listening."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(
+            address_infos = await loop.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            family, address = found[0][0], found[0][4]  # with the zone of an IPv6 address
-            both = address[0] == "::" and socket.has_dualstack_ipv6()  # all addresses, of IPv4 too
+            family, _, _, _, address = address_infos[0]  # with the zone of an IPv6 address
+            is_dualstack = address[0] == "::" and socket.has_dualstack_ipv6()
             listening = socket.create_server(
-                address, family=family, backlog=_BACKLOG, dualstack_ipv6=both
+                address, family=family, backlog=_BACKLOG, dualstack_ipv6=is_dualstack
             )
         except OSError as problem:
             raise ConfigError(
@@ -189,10 +187,7 @@ class Listener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await wait_until(
-            lambda: not any(connection.is_busy for connection in self.connections.values()),
-            self.limits.shutdown_grace,
-        )
+        await wait_until(lambda: not self._has_busy(), self.limits.shutdown_grace)
         for connection in list(self.connections.values()):
             connection.drop()
         await wait_until(
@@ -201,67 +196,76 @@ class Listener:
 
     def drop_member(self, member: str) -> None:
         """Close all connections of a member."""
-        for connection in list(self.connections.values()):
+        for connection in self._open_connections():
             if connection.member == member:
                 connection.drop()
 
     def make_room_for_member(self, member: str) -> None:
-        """Close the longest idle connection of a member that has reached its limit; refuse if all
-        are busy."""
-        theirs = [
-            connection
-            for connection in self.connections.values()
-            if connection.member == member and not connection.is_aborted
+        """Close a member's longest idle connection if it has reached its limit.
+
+        Refuses the request if all are busy.
+        """
+        connections = [
+            connection for connection in self._open_connections() if connection.member == member
         ]
-        if len(theirs) < self.limits.max_connections_from_peer:
+        if len(connections) < self.limits.max_connections_from_peer:
             return
-        idle = [connection for connection in theirs if not connection.is_busy]
+        idle = [connection for connection in connections if not connection.is_busy]
         if not idle:
             raise Refused(
                 Refusal.TOO_MANY_CONNECTIONS,
-                f"{member} has {len(theirs)} requests in progress already; wait for their"
+                f"{member} has {len(connections)} requests in progress already; wait for their"
                 " responses.",
             )
         min(idle, key=lambda connection: connection.idle_since).drop()
 
     def _make_room_for_unauthenticated(self, address: str) -> bool:
-        """Close the oldest unauthenticated connections above the limits, else an idle one; False if
-        all are busy."""
+        """Close the oldest unauthenticated connections above the limits, else an idle one.
+
+        Returns False if all are busy.
+        """
         unauthenticated = [
-            connection
-            for connection in self.connections.values()
-            if connection.member is None and not connection.is_aborted
+            connection for connection in self._open_connections() if connection.member is None
         ]
-        same_address = [
+        from_address = [
             connection for connection in unauthenticated if connection.address == address
         ]
-        for connection in same_address[
-            : max(0, len(same_address) - self.limits.max_unauthenticated + 1)
-        ]:
+        excess = max(0, len(from_address) - self.limits.max_unauthenticated + 1)
+        for connection in from_address[:excess]:
             connection.abort(Refusal.SLOW)
             unauthenticated.remove(connection)
-        if (
-            sum(not connection.is_aborted for connection in self.connections.values())
-            < self.limits.max_connections
-        ):
+
+        if len(self._open_connections()) < self.limits.max_connections:
             return True
         if unauthenticated:
             unauthenticated[0].abort(Refusal.SLOW)
-        return bool(unauthenticated) or self._drop_idle()
+            return True
+        return self._drop_idle()
 
     def _drop_idle(self) -> bool:
-        """Close the longest idle connection, of those of the members with the most; False if all
-        are busy."""
-        alive = [
-            connection for connection in self.connections.values() if not connection.is_aborted
-        ]
-        members = Counter(connection.member for connection in alive)
-        idle = [connection for connection in alive if not connection.is_busy]
-        if idle:
-            min(
-                idle, key=lambda connection: (-members[connection.member], connection.idle_since)
-            ).drop()
-        return bool(idle)
+        """Close the longest idle connection of the members with the most; False if all are busy."""
+        connections = self._open_connections()
+        counts = Counter(connection.member for connection in connections)
+        idle = [connection for connection in connections if not connection.is_busy]
+        if not idle:
+            return False
+
+        def priority(connection: ServerConnection) -> tuple[int, float]:
+            return -counts[connection.member], connection.idle_since
+
+        min(idle, key=priority).drop()
+        return True
+
+    def _open_connections(self) -> list[ServerConnection]:
+        """The connections that were not aborted, oldest first."""
+        return [connection for connection in self.connections.values() if not connection.is_aborted]
+
+    def _has_busy(self) -> bool:
+        return any(connection.is_busy for connection in self.connections.values())
+
+    def _is_closing_too_many(self) -> bool:
+        aborted = sum(connection.is_aborted for connection in self.connections.values())
+        return aborted > _MAX_CLOSING
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -277,11 +281,7 @@ class Listener:
                 # connection is closed.
                 await asyncio.sleep(0)
                 await wait_until(
-                    lambda: (
-                        sum(connection.is_aborted for connection in self.connections.values())
-                        <= _MAX_CLOSING
-                    ),
-                    self.limits.connect_timeout,
+                    lambda: not self._is_closing_too_many(), self.limits.connect_timeout
                 )
 
     def _on_accept(self, accepted: socket.socket, address: str) -> None:
