@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.doctor import examine as machine
+from dispfl.peer.doctor import examine as checks
 from dispfl.peer.doctor.examine import (
     check_key,
     check_run,
@@ -412,16 +412,16 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
 ) -> None:
     alice = make_site("alice")
     config, setup = alice.config(), local_setup(alice)
-    _, result = machine.measure_round(setup)
+    _, result = checks.measure_round(setup)
     gigabytes = {"needed": 1.0, "total": 8.0, "available": 4.0}
     monkeypatch.setattr(
-        machine,
+        checks,
         "memory_limits",
         lambda *_: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9),
     )
 
     def found(seconds: float = 1.0, running: bool = False, **changes: float) -> dict[str, Level]:
-        monkeypatch.setattr(machine, "measure_round", lambda _: (seconds, result))
+        monkeypatch.setattr(checks, "measure_round", lambda _: (seconds, result))
         with monkeypatch.context() as patched:
             for name, value in changes.items():
                 patched.setitem(gigabytes, name, value)
@@ -468,11 +468,11 @@ def test_the_time_of_a_round_is_that_of_its_batches(
         clock += 100
         return 1.0
 
-    monkeypatch.setattr(machine, "peer_step", step)
+    monkeypatch.setattr(checks, "peer_step", step)
     monkeypatch.setattr("time.perf_counter", lambda: clock)
     monkeypatch.setattr("dispfl.privacy.accountant.spent_epsilon", account)
     assert setup.run.settings.train.local_steps(len(setup.run.data.peers["alice"].train)) == 12
-    assert machine.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
+    assert checks.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
     assert measured == [1, 1, 3 if fixed > 1 else 12]
 
 
@@ -485,7 +485,7 @@ def test_a_batch_that_fails_is_a_failure(
     def fails(_: object) -> None:
         raise MemoryError("cannot allocate 9 GB")
 
-    monkeypatch.setattr(machine, "measure_round", fails)
+    monkeypatch.setattr(checks, "measure_round", fails)
     [found] = check_training(alice, setup, config, running=False)
     assert (found.level, found.text) == (Level.FAILURE, "a batch failed: cannot allocate 9 GB")
 

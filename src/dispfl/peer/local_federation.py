@@ -1,5 +1,4 @@
-"""A federation of real processes on this machine, each with its own key, socket and data (`dispfl
-up`).
+"""`dispfl up`: a federation of real processes on this machine, each with its own key and data.
 
     out/                     a run directory, as of a simulation
     out/sites/000/ ...       a site for each peer (site.py), with its log
@@ -17,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -53,8 +52,7 @@ from dispfl.topology import peer_names
 LOG = "log.txt"
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 10.0
-"""Seconds in which a core starts a process: several times what it takes where the machine has
-nothing else to do."""
+"""Seconds in which a core starts a process: several times what it takes on an idle machine."""
 SHUTDOWN_GRACE = 15.0
 """Seconds that a process has to end after SIGTERM."""
 
@@ -62,12 +60,10 @@ SHUTDOWN_GRACE = 15.0
 def create_run(experiment: Experiment, out: Path) -> None:
     """Create a run directory and a site for each peer; all sites accept each other."""
     if not isinstance(experiment.method, GossipMethod):
-        gossip = ", ".join(
-            name for name, method in METHODS.items() if issubclass(method, GossipMethod)
-        )
+        names = [name for name, method in METHODS.items() if issubclass(method, GossipMethod)]
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use"
-            f" one of: {gossip}.",
+            f" one of: {', '.join(names)}.",
             key="method",
         )
     if experiment.unseen_peers:
@@ -100,20 +96,21 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
         raise RunError(
             f"{out} was not run by `dispfl up`. Resume it with: dispfl run --resume {out}"
         )
-    with contextlib.ExitStack() as held:  # holds the locks
-        directory = held.enter_context(contextlib.closing(RunDirectory.open(out)))
+    with contextlib.ExitStack() as locks:
+        directory = locks.enter_context(contextlib.closing(RunDirectory.open(out)))
         if read_split(out) is None:  # stopped before the split was written
             data = load_dataset(experiment.data)
             split = split_dataset(experiment, data)
             write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
         names = peer_names(experiment.peers)
-        runs = [out / SITES / name / RUN for name in names]
-        stores = [
-            held.enter_context(_open_store(run)) for run in runs if (run / "config.toml").exists()
-        ]
-        done = [last[0] if (last := store.last()) else 0 for store in stores]
+        stores = []
+        for name in names:
+            run = out / SITES / name / RUN
+            if (run / "config.toml").exists():
+                stores.append(locks.enter_context(_open_store(run)))
+        slowest = min(map(_finished_rounds, stores)) if len(stores) == len(names) else 0
         for store in stores:
-            store.rewind_to(min(done) if len(done) == len(names) else 0)
+            store.rewind_to(slowest)
         update_config(directory, experiment)
         _create_sites(out, names)
 
@@ -123,34 +120,43 @@ def _open_store(run: Path) -> contextlib.closing[PeerStore]:
     return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["spec"]))
 
 
+def _finished_rounds(store: PeerStore) -> int:
+    last = store.last()
+    return last[0] if last else 0
+
+
 def deadlines_for(peers: int, cores: int) -> DeadlineSettings:
-    """Return the deadlines of processes that start at the same time: the more there are, the longer
-    that takes."""
+    """Return the deadlines of so many processes that start at the same time."""
     return DeadlineSettings(min=10.0, startup=max(120.0, START_SECONDS * peers / cores))
 
 
 def _create_sites(out: Path, names: Sequence[str]) -> None:
     """Create or reopen a site for each peer, each on a free port; all accept each other."""
-    sites, deadlines = [], deadlines_for(len(names), os.cpu_count() or 1)
+    deadlines = deadlines_for(len(names), os.cpu_count() or 1)
+    sites = []
     for name, port in zip(names, free_ports(len(names)), strict=True):
-        folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
+        folder = out / SITES / name
+        listen = f"{LOOPBACK}:{port}"
         if (folder / SITE).exists():
             sites.append(Site.open(folder).moved(listen))
             continue
         shutil.rmtree(folder, ignore_errors=True)  # its creation was interrupted
-        where = SiteInfo(name=name, listen=listen, federation="up")
-        sites.append(Site.create(folder, where, {"deadlines": deadlines.model_dump()}))
+        info = SiteInfo(name=name, listen=listen, federation="up")
+        sites.append(Site.create(folder, info, {"deadlines": deadlines.model_dump()}))
     for site in sites:
-        site.members.accept_all([other.invite() for other in sites if other is not site])
+        invites = [member.invite() for member in sites if member is not site]
+        site.members.accept_all(invites)
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free at this moment."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
+    ports = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            bound_socket = stack.enter_context(socket.socket())
+            bound_socket.bind((LOOPBACK, 0))
+            ports.append(bound_socket.getsockname()[1])
+    return ports
 
 
 def run_context(out: Path) -> tuple[RunContext, DataSchema]:
@@ -166,14 +172,14 @@ def run_context(out: Path) -> tuple[RunContext, DataSchema]:
 def setup_of_peer(out: Path, name: str) -> LocalSetup:
     """The setup of one peer, with its own data and the names of the others."""
     context, schema = run_context(out)
-    roster = context.roster
-    densities = context.method.densities(len(roster))
-    others = tuple(other for other in roster if other != name)
-    data = RunData({name: context.data.peers[name]}, remote_peers=others)
-    own = replace(context, data=data)
-    settings = read_config(out)
+    names = context.roster
+    densities = context.method.densities(len(names))
+    density = densities[names.index(name)]
+    remote_peers = tuple(peer for peer in names if peer != name)
+    data = RunData({name: context.data.peers[name]}, remote_peers=remote_peers)
+    context = replace(context, data=data)
     return LocalSetup.of(
-        name, "up", own, densities[roster.index(name)], min(densities), schema, settings
+        name, "up", context, density, min(densities), schema, settings=read_config(out)
     )
 
 
@@ -198,8 +204,7 @@ class PeerProcesses:
             self._context.set_forkserver_preload([__name__])
 
     def start(self, name: str) -> None:
-        """Start or restart a peer, which logs into its site's folder and ends when this process
-        does."""
+        """Start or restart a peer, which logs to its site's folder and ends with this process."""
         self.run(name, main, self.out, name, self.simultaneous)
 
     def run(self, name: str, function: Callable[..., None], *arguments: object) -> None:
@@ -215,11 +220,11 @@ class PeerProcesses:
 
     def ended(self) -> dict[str, int]:
         """The exit codes of ended processes."""
-        return {
-            name: process.exitcode
-            for name, process in self.running.items()
-            if process.exitcode is not None
-        }
+        exit_codes = {}
+        for name, process in self.running.items():
+            if process.exitcode is not None:
+                exit_codes[name] = process.exitcode
+        return exit_codes
 
     def stop(self) -> None:
         """Terminate all processes, and kill those that do not end in time."""
@@ -234,51 +239,76 @@ class PeerProcesses:
 def collect_results(out: Path) -> None:
     """Collect the results of all sites in the run directory, as a simulation writes them."""
     context, _ = run_context(out)
-    module = context.module()
-    cost = forward_cost(
-        module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]
-    )
-    written = {name: rounds_of(out / SITES / name / RUN) for name in context.roster}
-    final = {name: _final_step(out, name) for name in context.roster}
+    names = context.roster
+    last_round = context.settings.rounds - 1
+    saved_rounds = {name: rounds_of(out / SITES / name / RUN) for name in names}
+    last_steps = {name: _final_step(out, name) for name in names}
+    sites = [Site.open(out / SITES / name) for name in names]
     directory = RunDirectory.open(out)
     with contextlib.closing(directory):
         directory.truncate_metrics(0)  # left by a killed process
-        records, before = (
-            [],
-            min(entry["time"] for rounds in written.values() for entry in rounds.values()),
-        )
-        for t in range(context.settings.rounds):
-            results, ends = {}, [before]
-            for name in context.roster:
-                entry = written[name].get(t)
-                report, messages = report_of(entry) if entry else (Report(), ())
-                results[name] = StepResult(report, messages)
-                ends += [entry["time"]] if entry else []
-            records.append(round_metrics(t, Round(results), context.task, cost, max(ends) - before))
-            before = max(ends)
-            directory.append(records[-1])
-        for name, step in final.items():
-            directory.checkpoints.add(context.settings.rounds - 1, name, step)
-        directory.checkpoints.complete(context.settings.rounds - 1)
-        models = {name: step.next_state.model for name, step in final.items()}
-        network = network_overhead(
-            records, [Site.open(out / SITES / name) for name in context.roster]
-        )
-        directory.write_summary(summarize(context, records, models) | {"network": network})
+        records = _collect_metrics(context, saved_rounds)
+        for record in records:
+            directory.append(record)
+        for name, step in last_steps.items():
+            directory.checkpoints.add(last_round, name, step)
+        directory.checkpoints.complete(last_round)
+
+        models = {name: step.next_state.model for name, step in last_steps.items()}
+        summary = summarize(context, records, models)
+        summary["network"] = network_overhead(records, sites)
+        directory.write_summary(summary)
+
+
+def _collect_metrics(
+    context: RunContext, saved_rounds: Mapping[str, Mapping[int, Metrics]]
+) -> list[Metrics]:
+    """Return the metrics of all rounds, from those that each peer has saved."""
+    module = context.module()
+    sample = next(context.data.peers[context.roster[0]].train.batches(1))[0]
+    cost = forward_cost(module, Layout.of(module), sample)
+
+    times = [entry["time"] for rounds in saved_rounds.values() for entry in rounds.values()]
+    round_start = min(times)
+    records = []
+    for t in range(context.settings.rounds):
+        results = {}
+        round_end = round_start
+        for name in context.roster:
+            entry = saved_rounds[name].get(t)
+            if entry is None:  # it skipped the round
+                results[name] = StepResult(Report())
+                continue
+            report, messages = report_of(entry)
+            results[name] = StepResult(report, messages)
+            round_end = max(round_end, entry["time"])
+        duration = round_end - round_start
+        records.append(round_metrics(t, Round(results), context.task, cost, duration))
+        round_start = round_end
+    return records
 
 
 def network_overhead(records: Sequence[Metrics], sites: Sequence[Site]) -> Metrics:
-    """Compare the messages in the ledger with the bytes on the sockets; the rest is TLS, HTTP and
-    membership sync."""
-    ledger = sum(up for record in records for up, _ in record["traffic"].values())
-    found = [site.status() or {} for site in sites]
-    sent = sum(
-        status.get(life, {}).get("sent", 0)
-        for status in found
-        for life in ("sockets", "sockets_previous")
-    )
-    overhead = round(100 * (sent / ledger - 1), 2) if ledger else None
-    return {"ledger_mb": ledger / 1e6, "socket_mb": sent / 1e6, "overhead_percent": overhead}
+    """Compare the messages in the ledger with the bytes on the sockets.
+
+    The difference is TLS, HTTP and membership sync.
+    """
+    message_bytes = 0
+    for record in records:
+        message_bytes += sum(sent for sent, _ in record["traffic"].values())
+    socket_bytes = 0
+    for site in sites:
+        status = site.status() or {}
+        for key in ("sockets", "sockets_previous"):
+            socket_bytes += status.get(key, {}).get("sent", 0)
+    overhead = None
+    if message_bytes:
+        overhead = round(100 * (socket_bytes / message_bytes - 1), 2)
+    return {
+        "ledger_mb": message_bytes / 1e6,
+        "socket_mb": socket_bytes / 1e6,
+        "overhead_percent": overhead,
+    }
 
 
 def _final_step(out: Path, name: str) -> StepResult:
@@ -291,8 +321,7 @@ def _final_step(out: Path, name: str) -> StepResult:
 
 
 class StartupDeadlines(Deadlines):
-    """Deadlines of a peer that resumes together with all others: the first round waits for them to
-    start."""
+    """Deadlines of a peer that resumes together with all others, and waits for them to start."""
 
     def __init__(self, usual: DeadlineSettings) -> None:
         super().__init__(
@@ -306,15 +335,16 @@ class StartupDeadlines(Deadlines):
     def record_round(self, waited: float, step: float) -> None:
         """Record a round, and use the usual limits from now on: all peers have started."""
         super().record_round(waited, step)
-        self.min, self.max = self._usual.min, self._usual.max
+        self.min = self._usual.min
+        self.max = self._usual.max
 
 
 def exit_with_parent(log: EventLog) -> None:
-    """Stop this process with SIGTERM when the one that has started it ends, also if that is
-    killed."""
+    """Stop this process with SIGTERM when its parent process ends, however that ends."""
 
     def wait() -> None:
-        if (parent := multiprocessing.parent_process()) is None:
+        parent = multiprocessing.parent_process()
+        if parent is None:
             return
         parent.join()
         log("stopping", {"detail": "the parent process has ended"})

@@ -17,7 +17,15 @@ from dispfl.core.allocator import keep_heap
 from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
 from dispfl.errors import DamagedError, DispflError
 from dispfl.files import RUN
-from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
+from dispfl.peer.doctor.findings import (
+    Finding,
+    check_certificate,
+    duration,
+    failure,
+    ok,
+    size,
+    warning,
+)
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.membership.identity import KEY, IdentityError
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
@@ -36,33 +44,27 @@ def examine(folder: Path) -> Iterator[Finding]:
     try:
         site = Site.open(folder)
     except DispflError as problem:
-        yield Finding(
-            "key" if isinstance(problem, IdentityError) else "site", Level.FAILURE, str(problem)
-        )
+        topic = "key" if isinstance(problem, IdentityError) else "site"
+        yield failure(topic, str(problem))
         return
     running = site.is_running()
     yield check_key(site)
-    yield check_certificate(
-        "certificate", site.identity.certificate, f"dispfl peer rotate {quote(str(folder))}"
-    )
+    rotate = f"dispfl peer rotate {quote(str(folder))}"
+    yield check_certificate("certificate", site.identity.certificate, rotate)
     try:
-        config, setup = site.config(), local_setup(site)
+        config = site.config()
+        setup = local_setup(site)
     except DispflError as problem:
-        yield Finding(
-            "settings", Level.FAILURE, str(problem), f"Mend {folder / 'site.toml'} or the data."
-        )
+        yield failure("settings", str(problem), f"Fix {folder / 'site.toml'} or the data.")
         return
     data = setup.run.data.peers[site.name]
-    text = (
-        f"{len(data.train)} training and {len(data.test)} test samples, {setup.layout.size:,}"
-        " weights"
-    )
-    yield Finding("settings", Level.OK, text)
+    samples = f"{len(data.train)} training and {len(data.test)} test samples"
+    yield ok("settings", f"{samples}, {setup.layout.size:,} weights")
     try:
         status = site.status() or {}
     except DispflError as problem:
         status = {}
-        yield Finding("run", Level.WARNING, str(problem))
+        yield warning("run", str(problem))
     yield check_run(site, setup, status, running=running)
     if setup.run.settings.privacy.enabled:
         yield check_privacy(site, setup)
@@ -74,20 +76,14 @@ def check_key(site: Site) -> Finding:
     """Check whom the key belongs to; `Site.open` has refused one that others can read."""
     owner = (site.folder / IDENTITY / KEY).stat().st_uid
     if owner != os.geteuid():
-        name, me = _user(owner), _user(os.geteuid())
-        advice = (
-            f"Run every command as the user who runs the node: sudo -u {name} dispfl peer"
-            " doctor ..."
-        )
-        return Finding(
-            "key", Level.WARNING, f"it belongs to the user {name}, and you are {me}", advice
-        )
+        name = _user(owner)
+        text = f"it belongs to the user {name}, and you are {_user(os.geteuid())}"
+        command = f"sudo -u {name} dispfl peer doctor ..."
+        return warning("key", text, f"Run every command as the user who runs the node: {command}")
     if site.folder.stat().st_mode & 0o077:
         advice = f"Run: chmod 700 {quote(str(site.folder))}"
-        return Finding(
-            "key", Level.WARNING, f"other users may enter {site.folder}, which holds models", advice
-        )
-    return Finding("key", Level.OK, "readable by its owner alone")
+        return warning("key", f"other users may enter {site.folder}, which holds models", advice)
+    return ok("key", "readable by its owner alone")
 
 
 def check_run(
@@ -96,51 +92,53 @@ def check_run(
     """Check what an earlier start has saved: its spec, and its checkpoints."""
     folder = site.run_folder
     if not (folder / "config.toml").exists():
-        return Finding("run", Level.OK, "not started yet")
+        return ok("run", "not started yet")
     try:
-        if differs := difference_from_start(folder, setup.spec, setup.settings):
+        difference = difference_from_start(folder, setup.spec, setup.settings)
+        if difference:
             advice = f"Change site.toml back; or delete {folder}, which deletes the model."
-            return Finding("run", Level.FAILURE, f"it was started {differs}", advice)
+            return failure("run", f"it was started {difference}", advice)
         checkpoints = Checkpoints(folder / "checkpoints")
-        if not (finished := checkpoints.finished_rounds()):
-            return Finding("run", Level.OK, "no round is saved yet")
+        finished = checkpoints.finished_rounds()
+        if not finished:
+            return ok("run", "no round is saved yet")
         if not running:  # a running node deletes old ones meanwhile
             checkpoints.load(finished[-1])
     except DamagedError as damage:
-        return Finding(
-            "run",
-            Level.WARNING,
-            str(damage),
-            "The node keeps it aside, and resumes from an earlier round.",
+        return warning(
+            "run", str(damage), "The node keeps it aside, and resumes from an earlier round."
         )
     except DispflError as problem:
-        return Finding("run", Level.FAILURE, str(problem))
-    if running and (reason := status.get("save_problem")):
+        return failure("run", str(problem))
+    reason = status.get("save_problem")
+    if running and reason:
         text = f"{status.get('unsaved_rounds')} rounds are only in memory: {reason}"
         advice = "Free some space, and do not stop the node: it saves them by itself."
-        return Finding("run", Level.FAILURE, text, advice)
+        return failure("run", text, advice)
     text = f"{finished[-1]} of {setup.run.settings.rounds} rounds are saved"
-    return Finding("run", Level.OK, text if running else f"{text}, and can be read")
+    return ok("run", text if running else f"{text}, and can be read")
 
 
 def check_privacy(site: Site, setup: LocalSetup) -> Finding:
     """Check how much of its privacy budget a site that trains privately has spent."""
-    privacy, rounds = setup.run.settings.privacy, PrivateRounds(site.run_folder)
+    settings = setup.run.settings
+    privacy = settings.privacy
+    private_rounds = PrivateRounds(site.run_folder)
     try:
-        spent, exhausted = rounds.spent(setup.run.privacy_plan(site.name))
-        left = setup.run.settings.rounds - rounds.begun.rounds
+        epsilon, is_exhausted = private_rounds.spent(setup.run.privacy_plan(site.name))
+        remaining_rounds = settings.rounds - private_rounds.begun.rounds
     except DispflError as problem:
-        return Finding("privacy", Level.FAILURE, str(problem))
+        return failure("privacy", str(problem))
     budget = "no budget" if privacy.epsilon is None else f"a budget of {privacy.epsilon:g}"
-    text = f"epsilon {spent:.3g} is spent, with {budget} (delta {privacy.delta:g})"
-    if exhausted and left > 0:
+    text = f"epsilon {epsilon:.3g} is spent, with {budget} (delta {privacy.delta:g})"
+    if is_exhausted and remaining_rounds > 0:
         text += ": not enough for another round, so this site no longer trains"
         advice = (
-            "Leave it so: it goes on sending its model. A larger privacy.epsilon would weaken the"
-            " promise."
+            "Leave it so: it continues to send its model. A larger privacy.epsilon would weaken"
+            " the guarantee."
         )
-        return Finding("privacy", Level.WARNING, text, advice)
-    return Finding("privacy", Level.OK, text)
+        return warning("privacy", text, advice)
+    return ok("privacy", text)
 
 
 def check_training(
@@ -150,23 +148,15 @@ def check_training(
     try:
         seconds, result = measure_round(setup)
     except DispflError as problem:  # a function of the user's has failed
-        yield Finding(
-            "training",
-            Level.FAILURE,
-            str(problem),
-            "Mend it: every round would fail like this one.",
-        )
+        yield failure("training", str(problem), "Fix it: every round would fail like this one.")
         return
     except (MemoryError, RuntimeError) as problem:
-        yield Finding(
-            "training",
-            Level.FAILURE,
-            f"a batch failed: {problem}",
-            "A smaller train.batch_size needs less.",
+        yield failure(
+            "training", f"a batch failed: {problem}", "A smaller train.batch_size needs less."
         )
         return
     if result.report.failure:
-        yield Finding("training", Level.FAILURE, result.report.failure)
+        yield failure("training", result.report.failure)
     yield _time_finding(seconds, config)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     yield _memory_finding(peak, running=running)
@@ -174,27 +164,27 @@ def check_training(
 
 
 def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
-    """Return the estimated seconds of a round's step, from one batch and from as many as take a
-    second, and a result.
+    """Return the estimated seconds of a round's step, and the result of a shorter step.
 
-    The accounting of private steps is left out: its time depends on their number, and its results
-    are kept.
+    They are estimated from one batch and from as many as take a second. The accounting of private
+    steps is left out: its time depends on their number, and its results are cached.
     """
     keep_heap()
     torch.set_num_threads(setup.threads)
-    network = setup.run.network()
+    run = setup.run
+    settings = run.settings
+    network = run.network()
     state = setup.initial_state()
-    settings = setup.run.settings
-    batches = settings.train.local_steps(len(setup.run.data.peers[setup.name].train))
+    batches_per_round = settings.train.local_steps(len(run.data.peers[setup.name].train))
     privacy = settings.privacy
-    # The noise of a whole round: fewer steps with the same budget would have another.
     if privacy.enabled:
-        noise = setup.run.privacy_plan(setup.name).noise_multiplier
+        # The noise of a whole round: fewer steps with the same budget would have another.
+        noise = run.privacy_plan(setup.name).noise_multiplier
         privacy = privacy.model_copy(update={"epsilon": None, "noise_multiplier": noise})
 
     def timed(batches: int) -> tuple[float, StepResult]:
         train = settings.train.model_copy(update={"steps": batches})
-        context = setup.run.changed(train=train, privacy=privacy)
+        context = run.changed(train=train, privacy=privacy)
         if privacy.enabled:
             plan = context.privacy_plan(setup.name)
             plan.spent(plan.steps_per_round)
@@ -203,30 +193,30 @@ def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
         return time.perf_counter() - began, result
 
     timed(1)  # the first one allocates memory and chooses kernels
-    one, _ = timed(1)
-    more = max(3, min(batches, int(1 / max(one, 1e-3))))
-    seconds, result = timed(more)
-    return one + max(0.0, seconds - one) / (more - 1) * (batches - 1), result
+    first_seconds, _ = timed(1)
+    batches_per_second = int(1 / max(first_seconds, 1e-3))
+    batches = max(3, min(batches_per_round, batches_per_second))
+    seconds, result = timed(batches)
+    seconds_per_batch = max(0.0, seconds - first_seconds) / (batches - 1)
+    return first_seconds + seconds_per_batch * (batches_per_round - 1), result
 
 
 def _time_finding(seconds: float, config: SiteConfig) -> Finding:
-    text, deadlines = f"a round trains for about {duration(seconds)}", config.deadlines
+    deadlines = config.deadlines
+    text = f"a round trains for about {duration(seconds)}"
     if seconds > deadlines.max:
         text += (
             f", longer than the longest deadline ({duration(deadlines.max)}): the others continue"
             " without this site"
         )
         advice = "Train less in a round (train.steps), or raise deadlines.max at every site."
-        return Finding("training", Level.FAILURE, text, advice)
+        return failure("training", text, advice)
     if seconds > deadlines.min:
         text += f"; faster sites may wait only {duration(deadlines.min)} (deadlines.min) for it"
-        return Finding(
-            "training",
-            Level.WARNING,
-            text,
-            f"Set deadlines.min to {2 * seconds:.0f} or more at every site.",
+        return warning(
+            "training", text, f"Set deadlines.min to {2 * seconds:.0f} or more at every site."
         )
-    return Finding("training", Level.OK, text)
+    return ok("training", text)
 
 
 def _memory_finding(needed: float, *, running: bool) -> Finding:
@@ -234,21 +224,21 @@ def _memory_finding(needed: float, *, running: bool) -> Finding:
     text = f"training needs about {size(needed)}; {size(available)} of {size(total)} are available"
     if needed > total:
         advice = "Use a smaller model or train.batch_size, or raise the service's MemoryMax."
-        return Finding("memory", Level.FAILURE, text, advice)
+        return failure("memory", text, advice)
     if needed > available and not running:
-        return Finding(
-            "memory", Level.WARNING, text, "End other programs, or use a smaller train.batch_size."
-        )
-    return Finding("memory", Level.OK, text)
+        return warning("memory", text, "End other programs, or use a smaller train.batch_size.")
+    return ok("memory", text)
 
 
 def memory_limits(meminfo: str, cgroup: float) -> tuple[float, float]:
-    """Return the bytes of memory that this process could have at most, and those available at the
-    moment."""
-    lines = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    total, available = (
-        1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable")
-    )
+    """Return the bytes of memory that this process may have, and those available now."""
+    kilobytes = {}
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            kilobytes[name] = int(value.split()[0])
+    total = 1024.0 * kilobytes["MemTotal"]
+    available = 1024.0 * kilobytes["MemAvailable"]
     return min(total, cgroup), min(available, cgroup)
 
 
@@ -261,30 +251,24 @@ def _cgroup_limit() -> float:
 
 
 def disk_finding(folder: Path, needed: float) -> Finding:
-    """Check the space for the checkpoints: those that are kept, and the next one while it is
-    written."""
+    """Check the space for the saved checkpoints, and for the next one while it is written."""
     present = 0
-    for here, _, names in os.walk(folder / RUN / "checkpoints"):
+    for path, _, names in os.walk(folder / RUN / "checkpoints"):
         for name in names:
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # a running node deletes old ones meanwhile
-                present += Path(here, name).stat().st_size
+            with contextlib.suppress(FileNotFoundError):  # a running node deletes old ones
+                present += Path(path, name).stat().st_size
     free = shutil.disk_usage(folder).free
     missing = max(0.0, needed - present)
     text = f"checkpoints need {size(needed)}; {size(free)} are free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Finding(
-            "disk",
-            Level.FAILURE,
-            f"{folder} cannot be written",
-            "Run doctor as the user who runs the node.",
+        return failure(
+            "disk", f"{folder} cannot be written", "Run doctor as the user who runs the node."
         )
     if free < missing:
-        return Finding("disk", Level.FAILURE, text, f"Free {size(missing - free)} or more.")
+        return failure("disk", text, f"Free {size(missing - free)} or more.")
     if free < 2 * missing:
-        return Finding("disk", Level.WARNING, text, "Free some space: other files grow, too.")
-    return Finding("disk", Level.OK, text)
+        return warning("disk", text, "Free some space: other files grow, too.")
+    return ok("disk", text)
 
 
 def _user(number: int) -> str:

@@ -32,30 +32,44 @@ class Finding:
     """What to do about it."""
 
 
+def ok(topic: str, text: str) -> Finding:
+    """A check that found no problem."""
+    return Finding(topic, Level.OK, text)
+
+
+def warning(topic: str, text: str, advice: str = "") -> Finding:
+    """A problem that may be normal, or become one."""
+    return Finding(topic, Level.WARNING, text, advice)
+
+
+def failure(topic: str, text: str, advice: str = "") -> Finding:
+    """A problem that keeps the site from taking part."""
+    return Finding(topic, Level.FAILURE, text, advice)
+
+
 def check_certificate(topic: str, certificate: x509.Certificate, renew: str) -> Finding:
     """Check the dates of a certificate, a member's or our own."""
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    begin = certificate.not_valid_before_utc
+    end = certificate.not_valid_after_utc
     text = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
     if not is_current(certificate):
         advice = (
             f"Check the clock of this machine, which shows {now():%Y-%m-%d}; if it is right:"
             f" {renew}"
         )
-        return Finding(topic, Level.FAILURE, f"{text}, not now", advice)
+        return failure(topic, f"{text}, not now", advice)
     if end - now() < datetime.timedelta(days=SOON_DAYS):
-        return Finding(topic, Level.WARNING, text, f"Before it ends: {renew}")
-    return Finding(topic, Level.OK, text)
+        return warning(topic, text, f"Before it ends: {renew}")
+    return ok(topic, text)
 
 
 def size(count: float) -> str:
     """`1.2 GB`, or `35 MB`."""
     for unit, length in (("GB", 1e9), ("MB", 1e6)):
+        if count >= 100 * length:
+            return f"{count / length:.0f} {unit}"
         if count >= length:
-            return (
-                f"{count / length:.3g} {unit}"
-                if count < 100 * length
-                else f"{count / length:.0f} {unit}"
-            )
+            return f"{count / length:.3g} {unit}"
     return f"{count / 1e3:.0f} kB"
 
 
@@ -64,7 +78,9 @@ def duration(seconds: float) -> str:
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.2g} s"
 
 
 def now() -> datetime.datetime:

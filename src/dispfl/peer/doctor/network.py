@@ -1,5 +1,4 @@
-"""What `dispfl peer doctor` checks over the network: the port, the addresses, the clock, and every
-member both ways."""
+"""Checks over the network: the port, the addresses, the clock, and every member both ways."""
 
 import asyncio
 import contextlib
@@ -15,7 +14,15 @@ from typing import Any
 from dispfl.errors import DispflError
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration
+from dispfl.peer.doctor.findings import (
+    Finding,
+    Level,
+    check_certificate,
+    duration,
+    failure,
+    ok,
+    warning,
+)
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import server_context
 from dispfl.peer.membership.member_list import Member
@@ -34,8 +41,10 @@ ANSWER_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
 """How long a member that runs is given to connect to us: in the first round it tries every two
 seconds."""
-CLOCK_WARNING, CLOCK_FAILURE = 5.0, 86_400.0
-"""Seconds between two clocks: logs are hard to compare; certificates may not be valid yet."""
+CLOCK_WARNING = 5.0
+"""Seconds between two clocks from which on logs are hard to compare."""
+CLOCK_FAILURE = 86_400.0
+"""Seconds between two clocks from which on certificates may not be valid yet."""
 AT_ONCE = 32
 """Members that are asked at the same time."""
 
@@ -82,29 +91,29 @@ def check_network(
     """Check the port, the addresses, and the members; `status` is what the node wrote last."""
     members = site.members.accepted()
     yield check_address(site, members)
-    names, t = [member.name for member in members], status.get("round")
-    current = t if isinstance(t, int) else 0
-    port, answers = asyncio.run(ask_members(site, setup, config, names, current, running=running))
+    names = [member.name for member in members]
+    t = status.get("round")
+    if not isinstance(t, int):
+        t = 0
+    port, answers = asyncio.run(ask_members(site, setup, config, names, t, running=running))
     yield port
     if not members:
         advice = f"Exchange invites: dispfl peer accept {quote(str(site.folder))} INVITE"
-        yield Finding("members", Level.WARNING, "no other site is accepted yet", advice)
+        yield warning("members", "no other site is accepted yet", advice)
         return
     if not answers.reached:
         text = f"not one can be reached: {names_of(names)}"
         advice = "Normal while no other site runs. Otherwise check this machine's network."
-        yield Finding("members", Level.FAILURE, text, advice)
+        yield failure("members", text, advice)
     yield check_clock(answers.ahead)
     yield from check_spec(answers)
+    peers = status.get("peers") or {}
     for member in members:
-        found = check_certificate(
-            member.name, member.certificate, f"ask {member.name} for a new key and invite"
-        )
-        if found.level != Level.OK:
-            yield replace(found, text=f"its certificate is {found.text}")
-        yield check_member(
-            member, answers, (status.get("peers") or {}).get(member.name, {}), running
-        )
+        renew = f"ask {member.name} for a new key and invite"
+        finding = check_certificate(member.name, member.certificate, renew)
+        if finding.level != Level.OK:
+            yield replace(finding, text=f"its certificate is {finding.text}")
+        yield check_member(member, answers, peers.get(member.name, {}), running)
 
 
 async def ask_members(
@@ -116,14 +125,15 @@ async def ask_members(
     *,
     running: bool,
 ) -> tuple[Finding, Answers]:
-    """Ask every member what a node that starts in round t asks, and count who connects to us
-    meanwhile."""
-    answers, guard = Answers(), RequestGuard()
+    """Ask every member what a starting node asks, and note who connects to us meanwhile."""
+    answers = Answers()
+    guard = RequestGuard()
     membership = ReadOnlyMembership(site, setup.run.method, setup.layout, setup.density)
     network = SiteNetwork(site, setup, membership, config.limits, guard)
 
     def log(event: str, fields: Mapping[str, object]) -> None:
-        if isinstance(peer := fields.get("peer"), str):
+        peer = fields.get("peer")
+        if isinstance(peer, str):
             answers.problems[peer] = str(fields.get("detail") or event)
 
     ctx = NodeContext(
@@ -137,8 +147,9 @@ async def ask_members(
             for start in range(0, len(names), AT_ONCE):
                 await client.members.sync(names[start : start + AT_ONCE])
             for name in names:
-                if (ahead := network.transport.clock_ahead(name)) is not None:
-                    answers.ahead[name] = ahead
+                seconds_ahead = network.transport.clock_ahead(name)
+                if seconds_ahead is not None:
+                    answers.ahead[name] = seconds_ahead
                 peer = ctx.status.peers[name]
                 if peer.replies:
                     answers.replied.add(name)
@@ -162,8 +173,10 @@ async def _wait_for_callers(answers: Answers, *, running: bool) -> None:
 async def _listening(
     site: Site, membership: SiteMembership, callers: set[str], *, running: bool
 ) -> AsyncIterator[Finding]:
-    """Listen on the site's port, unless its node does; yield the finding. Callers see a connection
-    that breaks."""
+    """Listen on the site's port, unless its node does; yield the finding.
+
+    Callers see a connection that breaks.
+    """
     where = site.info.listen_address
     if running:
         yield await _running_port(site)
@@ -171,9 +184,12 @@ async def _listening(
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         certificates = peer_certificates(writer.transport)
-        with contextlib.suppress(DispflError):
-            if certificates and (name := membership.identify(*certificates)):
-                callers.add(name)
+        name = None
+        if certificates:
+            with contextlib.suppress(DispflError):
+                name = membership.identify(*certificates)
+        if name:
+            callers.add(name)
         writer.transport.abort()  # as if nobody listened
 
     context = server_context(site.identity, site.members.pinned())
@@ -184,10 +200,10 @@ async def _listening(
     except OSError as problem:
         text = f"cannot listen on {where}: {os_error_text(problem)}"
         advice = "See which program uses it (ss -ltnp), or choose another `listen` in site.toml."
-        yield Finding("port", Level.FAILURE, text, advice)
+        yield failure("port", text, advice)
         return
     async with server:
-        yield Finding("port", Level.OK, f"{where} is free; the node can listen on it")
+        yield ok("port", f"{where} is free; the node can listen on it")
 
 
 async def _running_port(site: Site) -> Finding:
@@ -199,65 +215,46 @@ async def _running_port(site: Site) -> Finding:
             _, writer = await asyncio.open_connection(host, where.port)
     except (OSError, TimeoutError) as problem:
         text = f"the node runs, but does not listen on {where}: {os_error_text(problem)}"
-        return Finding(
-            "port", Level.WARNING, text, "Normal while it starts; otherwise read its log."
-        )
+        return warning("port", text, "Normal while it starts; otherwise read its log.")
     writer.transport.abort()
-    return Finding("port", Level.OK, f"{where} is in use by this site's own node, which runs")
+    return ok("port", f"{where} is in use by this site's own node, which runs")
 
 
 def check_address(site: Site, members: Sequence[Member]) -> Finding:
-    """Check the address that the others connect to: does it resolve, to which families, and do we
-    listen there?"""
-    where, listen = site.info.address, site.info.listen_address
+    """Check that the advertised address resolves, and that we listen on its address family."""
+    where = site.info.address
+    listen = site.info.listen_address
     try:
-        found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
+        address_infos = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
     except OSError as problem:
         text = f"others reach this site at {where}, which does not resolve here: {problem.strerror}"
-        return Finding(
-            "address",
-            Level.WARNING,
-            text,
-            "Check `advertise` in site.toml, and the name's DNS records.",
+        return warning(
+            "address", text, "Check `advertise` in site.toml, and the name's DNS records."
         )
-    families = {entry[0]: str(entry[4][0]) for entry in found}
+    families = {family: str(address[0]) for family, _, _, _, address in address_infos}
     text = f"others reach this site at {where}"
     if where.host not in families.values():
         text += f" ({', '.join(families.values())})"
-    elsewhere = any(
-        member.address and not _is_loopback([member.address.host]) for member in members
-    )
-    if _is_loopback(families.values()) and elsewhere:
+    hosts = [member.address.host for member in members if member.address]
+    has_remote_members = not all(map(_is_loopback, hosts))
+    if all(map(_is_loopback, families.values())) and has_remote_members:
         advice = "Set `advertise` in site.toml to this machine's address or name."
-        return Finding(
-            "address", Level.FAILURE, f"{text}, which is this machine for each of them", advice
-        )
+        return failure("address", f"{text}, which is this machine for each of them", advice)
     if socket.AF_INET6 in families and len(families) > 1 and ":" not in listen.host:
         advice = "Listen on [::], or remove the name's AAAA record."
-        return Finding(
-            "address", Level.WARNING, f"{text}; it listens on {listen}, IPv4 only", advice
-        )
-    if (
-        socket.AF_INET in families
-        and len(families) == 1
-        and ":" in listen.host
-        and listen.host != "::"
-    ):
+        return warning("address", f"{text}; it listens on {listen}, IPv4 only", advice)
+    listens_on_ipv6_only = ":" in listen.host and listen.host != "::"
+    if families.keys() == {socket.AF_INET} and listens_on_ipv6_only:
         advice = "Listen on an IPv4 address, or on 0.0.0.0."
-        return Finding(
-            "address", Level.FAILURE, f"{text}; it listens on {listen}, IPv6 only", advice
-        )
-    return Finding("address", Level.OK, text)
+        return failure("address", f"{text}; it listens on {listen}, IPv6 only", advice)
+    return ok("address", text)
 
 
-def _is_loopback(hosts: Collection[str]) -> bool:
-    def check(host: str) -> bool:
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
-
-    return all(map(check, hosts))
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_clock(ahead: Mapping[str, float]) -> Finding:
@@ -265,62 +262,59 @@ def check_clock(ahead: Mapping[str, float]) -> Finding:
     if not ahead:
         now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         advice = "Compare it with your watch, or run doctor again when a member runs."
-        return Finding(
-            "clock", Level.WARNING, f"it shows {now}; no member answered to compare it with", advice
-        )
-    name, worst = max(ahead.items(), key=lambda item: abs(item[1]))
-    off = f"{duration(abs(worst))} {'behind' if worst > 0 else 'ahead of'} {name}'s"
+        return warning("clock", f"it shows {now}; no member answered to compare it with", advice)
+    name = max(ahead, key=lambda name: abs(ahead[name]))
+    worst = ahead[name]
+    direction = "behind" if worst > 0 else "ahead of"
+    off = f"{duration(abs(worst))} {direction} {name}'s"
     if abs(worst) < CLOCK_WARNING:  # a date has whole seconds
-        return Finding("clock", Level.OK, f"within {CLOCK_WARNING:.0f} s of {names_of(ahead)}")
-    level = Level.FAILURE if abs(worst) >= CLOCK_FAILURE else Level.WARNING
-    return Finding(
-        "clock",
-        level,
-        f"it is {off}",
-        "Set the clock that is wrong; NTP keeps it right: timedatectl",
-    )
+        return ok("clock", f"within {CLOCK_WARNING:.0f} s of {names_of(ahead)}")
+    advice = "Set the clock that is wrong; NTP keeps it right: timedatectl"
+    if abs(worst) >= CLOCK_FAILURE:
+        return failure("clock", f"it is {off}", advice)
+    return warning("clock", f"it is {off}", advice)
 
 
 def check_spec(answers: Answers) -> Iterator[Finding]:
     """Say with whom the federation's terms differ, and in which fields."""
     for name, mismatch in sorted(answers.mismatches.items()):
         advice = f"Agree with {name}, and create the site that is wrong again."
-        yield Finding("spec", Level.FAILURE, mismatch, advice)
-    if agreeing := sorted(answers.replied - set(answers.mismatches)):
-        yield Finding("spec", Level.OK, f"the same as at {names_of(agreeing)}")
+        yield failure("spec", mismatch, advice)
+    agreeing = sorted(answers.replied - set(answers.mismatches))
+    if agreeing:
+        yield ok("spec", f"the same as at {names_of(agreeing)}")
 
 
 def check_member(
     member: Member, answers: Answers, status: Mapping[str, Any], running: bool
 ) -> Finding:
     """Check whether we reach a member, and it us."""
-    name, where = member.name, member.address
+    name = member.name
+    where = member.address
     if where is None:  # on a roster, and not announced yet
         advice = "Normal until one of the others knows it; its node must have run once."
-        return Finding(name, Level.WARNING, "its address is not known yet", advice)
+        return warning(name, "its address is not known yet", advice)
     if name not in answers.reached:
         text = answers.problems.get(name, "no response")
-        return Finding(name, Level.WARNING, text, _advice(text, name, where))
+        return warning(name, text, _advice(text, name, where))
     if name not in answers.replied and name not in answers.mismatches:
-        return Finding(
-            name, Level.FAILURE, f"it refuses us: {answers.problems.get(name)}", f"Call {name}."
-        )
-    called = status.get("last_request") if running else None
+        return failure(name, f"it refuses us: {answers.problems.get(name)}", f"Call {name}.")
     if name in answers.callers:
-        return Finding(name, Level.OK, f"reached at {where}, and it reaches us")
-    if isinstance(called, int | float):
-        age = duration(max(0.0, time.time() - called))
-        return Finding(name, Level.OK, f"reached at {where}, and its last request came {age} ago")
+        return ok(name, f"reached at {where}, and it reaches us")
+    last_request = status.get("last_request")
+    if running and isinstance(last_request, int | float):
+        age = duration(max(0.0, time.time() - last_request))
+        return ok(name, f"reached at {where}, and its last request came {age} ago")
     text = f"reached at {where}; that it reaches us is not certain: "
     if running:
         text += "it has sent no request since our node started"
         advice = (
-            f"Normal right after the start. Otherwise check our address and firewall; {name} tells"
-            " why it fails."
+            "Normal right after the start. Otherwise check our address and firewall; the log of"
+            f" {name} shows why it fails."
         )
-        return Finding(name, Level.WARNING, text, advice)
+        return warning(name, text, advice)
     text += f"it did not try within {LISTEN_SECONDS:.0f} s"
-    return Finding(name, Level.WARNING, text, "Run doctor again while our node runs.")
+    return warning(name, text, "Run doctor again while our node runs.")
 
 
 def _advice(problem: str, name: str, where: Address) -> str:
@@ -334,4 +328,6 @@ def names_of(names: Collection[str]) -> str:
     ordered = sorted(names)
     if len(ordered) > 5:
         ordered = [*ordered[:4], f"{len(ordered) - 4} more"]
-    return " and ".join([", ".join(ordered[:-1]), ordered[-1]]) if len(ordered) > 1 else ordered[0]
+    if len(ordered) == 1:
+        return ordered[0]
+    return f"{', '.join(ordered[:-1])} and {ordered[-1]}"
