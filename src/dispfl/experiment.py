@@ -27,7 +27,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import GossipMethod, Method
+from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
@@ -217,7 +217,7 @@ class Simulation(RunSettings):
         if not self.average_buffers:
             return
         problem = ""
-        if not isinstance(self.method, GossipMethod) or not self.method.communicates:
+        if not self.method.gossips:
             problem = (
                 "averages over the neighbours that a peer receives from; method"
                 f" {self.method.name} has none. Omit it."

@@ -106,7 +106,7 @@ def run(
 def describe_run(run: "ExperimentRun") -> list[str]:
     """Say what a run is going to do: data, network, method, and what a round moves and computes."""
     from dispfl.data.catalogue import DATASETS
-    from dispfl.methods.base import GossipMethod, ServerMethod
+    from dispfl.methods.base import ServerMethod
     from dispfl.models.settings import CustomModel
     from dispfl.report.labels import METHOD_LABELS
     from dispfl.report.wording import plural
@@ -133,7 +133,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     if isinstance(method, ServerMethod):
         cohort = min(method.cohort or experiment.peers, experiment.peers)
         name += f", a server with {cohort} peers a round"
-    elif isinstance(method, GossipMethod) and method.communicates:
+    elif method.gossips:
         name += f", {experiment.topology.name} topology"
     rounds = plural(experiment.rounds, "round")
     lines.append(

@@ -63,6 +63,11 @@ class Method(Component):
         return None
 
     @property
+    def gossips(self) -> bool:
+        """Whether peers receive models from their neighbours."""
+        return False
+
+    @property
     def masks_channels(self) -> bool:
         """Whether masks leave out whole channels, so that peers train small networks."""
         return False
@@ -170,6 +175,10 @@ class GossipMethod(Method):
     pulls_masked: ClassVar[bool] = False
     """Whether a peer uses only the weights under its own next mask, so that neighbours need not
     send the others."""
+
+    @property
+    def gossips(self) -> bool:
+        return self.communicates
 
     def publish(self, state: PeerState) -> PackedModel:
         """Return the model that neighbours may request."""

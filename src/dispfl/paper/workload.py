@@ -16,7 +16,7 @@ from dispfl.data.partition import Pathological
 from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.experiment import Experiment
-from dispfl.methods.base import GossipMethod, ServerMethod
+from dispfl.methods.base import ServerMethod
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.local import Local
@@ -215,7 +215,7 @@ def _properties(experiment: Experiment) -> dict[str, str]:
         "model": experiment.model.name,
         "peers": str(experiment.peers),
     }
-    communicates = isinstance(method, GossipMethod) and method.communicates
+    communicates = method.gossips
     if communicates and isinstance(topology, RandomRegular):
         properties["neighbours"] = str(topology.degree)
     properties["rounds"] = str(experiment.rounds)

@@ -56,7 +56,7 @@ def exchange_graph(
     """Return the neighbours of every online peer in round t (S_{k,t}); no neighbours if the method
     sends nothing."""
     roster = context.roster if roster is None else roster
-    if not isinstance(context.method, GossipMethod) or not context.method.communicates:
+    if not context.method.gossips:
         return {peer: [] for peer in roster}
     return context.settings.topology.online_neighbours(context.settings.seed, t, roster)
 
@@ -66,7 +66,7 @@ def exchange_row(
 ) -> tuple[Graph, list[str]]:
     """Return what one peer needs of `exchange_graph`: who is online, with its own neighbours, and
     who receives from it."""
-    if not isinstance(context.method, GossipMethod) or not context.method.communicates:
+    if not context.method.gossips:
         return {peer: []}, []
     senders, listeners = context.settings.topology.row(context.settings.seed, t, roster, peer)
     online = context.settings.topology.online(context.settings.seed, t, roster)

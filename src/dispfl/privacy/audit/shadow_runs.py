@@ -29,7 +29,7 @@ from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import RunError
 from dispfl.experiment import Experiment
-from dispfl.methods.base import GossipMethod, PeerState
+from dispfl.methods.base import PeerState
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import (
     deliver,
@@ -364,6 +364,6 @@ class TrainedFederation:
         """Return what there is to attack, by name."""
         views: dict[str, AttackedModel] = {PERSONAL: self.personal}
         method = self.context.method
-        if isinstance(method, GossipMethod) and method.communicates and self.before_last_round:
+        if method.gossips and self.before_last_round:
             views[RECEIVED] = self.received
         return views
