@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+import dispfl
 from dispfl import (
     Dirichlet,
     DisPFL,
@@ -866,3 +867,65 @@ def test_a_run_is_not_resumed_with_another_evaluation_of_training_data(
         Federation(MyNet, pairs, Local(), Full(), train=QUICK, eval_train=True, rounds=2).run(
             out=tmp_path, resume=True
         )
+
+
+def test_a_federation_has_the_defaults_of_a_config_file(pairs: list[Pair]) -> None:
+    ours = Federation(MyNet, pairs)._context.settings.to_toml()
+    of_a_file = compose({"peers": len(pairs)}).to_toml()
+    assert ours == {key: of_a_file[key] for key in ours}
+    assert set(of_a_file) - set(ours) == {"data", "model", "partition"}
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("eval_evry", "Unknown key eval_evry. Did you mean eval_every?"),
+        ("lr", "Unknown key lr. Did you mean train.lr?"),
+        ("dataset", "Unknown key dataset."),
+    ],
+)
+def test_an_unknown_keyword_is_refused_as_in_a_config_file(
+    pairs: list[Pair], key: str, sentence: str
+) -> None:
+    unknown: dict[str, Any] = {key: 1}
+    with pytest.raises(ConfigError) as refused:
+        Federation(MyNet, pairs, **unknown)
+    assert str(refused.value).startswith(sentence)
+    assert refused.value.key == key
+
+
+TINY = {"peers": 2, "topology": "full", "model": "mlp", "train": {"epochs": 1}, "workers": 1}
+
+
+def test_a_config_file_is_run_with_one_call_and_keywords_override_it(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'peers = 2\nrounds = 7\ntopology = "full"\nmodel = "mlp"\n[train]\nepochs = 1\n'
+    )
+    run = dispfl.run(tmp_path / "my.toml", rounds=1, method="local", train={"lr": 0.01}, workers=1)
+    assert len(run.metrics) == 1
+    assert run.config["method"]["name"] == "local"
+    assert run.config["train"]["lr"] == 0.01
+    assert run.config["train"]["epochs"] == 1
+    assert run.split is not None
+
+
+def test_a_config_is_run_as_on_the_command_line(tmp_path: Path) -> None:
+    called = dispfl.run(TINY, rounds=1, out=tmp_path / "run")
+    composed = compose(TINY, ["rounds=1"]).run()
+    assert called.summary["weights_sha256"] == composed.summary["weights_sha256"]
+    resumed = dispfl.run(TINY, rounds=1, out=tmp_path / "run", resume=True)
+    assert resumed.summary["weights_sha256"] == called.summary["weights_sha256"]
+    with pytest.raises(ConfigError, match="Unknown key densty") as refused:
+        dispfl.run(TINY, densty=0.2)
+    assert refused.value.key == "densty"
+
+
+def test_the_history_has_every_quantity_by_round(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, train=QUICK, rounds=3, eval_every=2).run()
+    first, second, third = run.history["accuracy"]
+    assert first is None
+    assert [second, third] == [record["scores"]["accuracy"]["mean"] for record in run.metrics[1:]]
+    assert run.history["round"] == [0, 1, 2]
+    assert {len(values) for values in run.history.values()} == {3}
+    for column in ("train_loss", "test_loss", "mask_change", "busiest.wire_mb", "seconds"):
+        assert isinstance(run.history[column][1], float)

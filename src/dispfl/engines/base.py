@@ -52,16 +52,13 @@ def simulated_step(
     buffers = {task.peer: state.buffers}
     for sender in task_senders(context, task, state):
         delivery = fetch(sender, mask)
-        received[sender], buffers[sender] = delivery.model, delivery.buffers
+        received[sender] = delivery.model
+        buffers[sender] = delivery.buffers
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
     accepted = accepted_models(context, task, state, received)
     if context.simulation.average_buffers and accepted:
-        state = replace(
-            state,
-            buffers=_average_buffers(
-                {name: buffers[name] for name in (task.peer, *accepted)}, task.peer
-            ),
-        )
+        averaged_over = {name: buffers[name] for name in (task.peer, *accepted)}
+        state = replace(state, buffers=_average_buffers(averaged_over, task.peer))
     result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
@@ -75,11 +72,9 @@ def fetch_here(
     def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
         delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
-        return (
-            with_buffers(delivered, states[sender].buffers)
-            if context.simulation.average_buffers
-            else delivered
-        )
+        if context.simulation.average_buffers:
+            return with_buffers(delivered, states[sender].buffers)
+        return delivered
 
     return fetch
 
@@ -87,14 +82,13 @@ def fetch_here(
 def _average_buffers(buffers: Mapping[str, Mapping[str, Tensor]], peer: str) -> dict[str, Tensor]:
     """Return a peer's buffers, averaged with those of the senders in roster order; whole numbers
     stay its own."""
-    return {
-        name: (
-            torch.stack([buffers[sender][name] for sender in sorted(buffers)]).mean(0)
-            if own.is_floating_point()
-            else own
-        )
-        for name, own in buffers[peer].items()
-    }
+    averages = {}
+    for name, own_buffer in buffers[peer].items():
+        averages[name] = own_buffer
+        if own_buffer.is_floating_point():
+            everyones = [buffers[sender][name] for sender in sorted(buffers)]
+            averages[name] = torch.stack(everyones).mean(0)
+    return averages
 
 
 def deliver_upload(
@@ -128,20 +122,20 @@ class PeerStates:
     def restore(self, rounds: int, peers: Collection[str]) -> None:
         """Add the states of these peers after this many rounds, from the seed or from the
         checkpoint."""
-        if rounds == 0:
-            found = initial_states(self.context, peers)
-        else:
-            assert self.checkpoints is not None, "only a run with a directory can be resumed"
-            found = {
-                peer: step.next_state for peer, step in self.checkpoints.load(rounds, peers).items()
-            }
-            if missing := sorted(set(peers) - set(found)):
-                raise DamagedError(
-                    f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
-                )
-        self.current |= {
-            peer: _without_upload(state) for peer, state in found.items() if peer != SERVER
-        }
+        states = initial_states(self.context, peers) if rounds == 0 else self._load(rounds, peers)
+        for peer, state in states.items():
+            if peer != SERVER:
+                self.current[peer] = _without_upload(state)
+
+    def _load(self, rounds: int, peers: Collection[str]) -> dict[str, PeerState]:
+        assert self.checkpoints is not None, "only a run with a directory can be resumed"
+        steps = self.checkpoints.load(rounds, peers)
+        missing = sorted(set(peers) - set(steps))
+        if missing:
+            raise DamagedError(
+                f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
+            )
+        return {peer: step.next_state for peer, step in steps.items()}
 
     def partial_round(self, t: int, peers: Collection[str]) -> dict[str, StepResult]:
         """Add the steps of these peers that were finished in round t before an interruption."""

@@ -1,8 +1,9 @@
 """Checkpoints: all peers' states after a round, and the finished steps of a round in progress.
 
-    checkpoints/round-000012/part-000.safetensors   some peers' states and, in the header, their reports
-                             part-001.safetensors   (part-w1-000... where several processes write)
-                             complete.json          written last: which parts make up the 12 finished rounds
+    checkpoints/round-000012/
+        part-000.safetensors   some peers' states and, in the header, their reports
+        part-001.safetensors   (part-w1-000... where several processes write)
+        complete.json          written last: which parts make up the 12 finished rounds
 
 A folder without `complete.json` is a round in progress. A short round of small models has one part.
 Where a round is long, a part is written every minute with the peers that finished since the last,
@@ -86,11 +87,12 @@ class Checkpoints:
             with plain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(self.folder)
-            taken = [
-                int(part.stem.split("-")[-1]) for part in folder.glob(f"{self._name}*.safetensors")
+            numbers = [
+                int(file.stem.split("-")[-1]) for file in folder.glob(f"{self._name}*.safetensors")
             ]
-            part = folder / f"{self._name}{max(taken, default=-1) + 1:03d}.safetensors"
-            write_atomically(part, _encode(self._waiting))
+            number = max(numbers, default=-1) + 1
+            file = folder / f"{self._name}{number:03d}.safetensors"
+            write_atomically(file, _encode(self._waiting))
             self._waiting = {}
         self._last_write = time.monotonic()
 
@@ -99,27 +101,27 @@ class Checkpoints:
         run's last round."""
         self.flush(t)
         folder = self._round(t + 1)
-        parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
-        manifest = {"version": VERSION, "rounds": t + 1, "parts": parts} | (
-            {"last": True} if last else {}
-        )
+        parts = sorted(file.name for file in folder.glob("part-*.safetensors"))
+        manifest = {"version": VERSION, "rounds": t + 1, "parts": parts}
+        if last:
+            manifest["last"] = True
         write_atomically(folder / "complete.json", json.dumps(manifest).encode())
         self.delete_old()
 
     def delete_old(self) -> None:
         """Delete all but the newest complete checkpoints, and remains of an interrupted
         deletion."""
-        for oldest in self.finished_rounds()[-KEPT_CHECKPOINTS:][:1]:
-            for rounds, folder in self._rounds().items():
-                if rounds < oldest:
-                    shutil.rmtree(folder)
+        newest = self.finished_rounds()[-KEPT_CHECKPOINTS:]
+        for rounds, folder in self._rounds().items():
+            if newest and rounds < newest[0]:
+                shutil.rmtree(folder)
 
     def load(self, rounds: int, peers: Collection[str] | None = None) -> dict[str, StepResult]:
         """Return the saved steps of the round that completes this many rounds, finished or not; all
         or some peers'."""
         steps: dict[str, StepResult] = {}
-        for part in self._parts(rounds):
-            steps |= _decode(part, peers)
+        for file in self._parts(rounds):
+            steps |= _decode(file, peers)
         return steps
 
     def was_last(self, rounds: int) -> bool:
@@ -127,22 +129,20 @@ class Checkpoints:
         extended since."""
         return bool(self._manifest(rounds).get("last"))
 
-    def copy_from(self, other: "Checkpoints") -> None:
+    def copy_from(self, leader: "Checkpoints") -> None:
         """Take over the complete checkpoints of a run with the same states; their files are shared,
         not copied."""
-        for rounds in other.finished_rounds():
-            source, target = other._round(rounds), self._round(rounds)
+        for rounds in leader.finished_rounds():
+            manifest = leader._round(rounds) / "complete.json"
+            target = self._round(rounds)
             with plain_disk_errors(target):
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
-                for part in (
-                    *other._parts(rounds),
-                    source / "complete.json",
-                ):  # the last makes it count
+                for file in (*leader._parts(rounds), manifest):  # the last makes it count
                     try:
-                        os.link(part, target / part.name)
+                        os.link(file, target / file.name)
                     except OSError:  # a file system without hard links
-                        write_atomically(target / part.name, part.read_bytes())
+                        write_atomically(target / file.name, file.read_bytes())
                 sync_folder(target)
 
     def discard(self, rounds: int) -> None:
@@ -153,24 +153,24 @@ class Checkpoints:
         """Rename a damaged checkpoint, log the damage and what happens instead, and return the new
         name."""
         folder = self._round(rounds)
-        names = (
-            f"{folder.name}{number}.damaged" for number in ("", *(f".{n}" for n in range(2, 1000)))
-        )
-        kept = next(path for name in names if not (path := folder.with_name(name)).exists())
-        with plain_disk_errors(kept):
-            folder.rename(kept)
-        log.warning("%s It is kept as %s. %s", damage, kept, instead)
-        return kept
+        renamed = folder.with_name(f"{folder.name}.damaged")
+        number = 2
+        while renamed.exists():
+            renamed = folder.with_name(f"{folder.name}.{number}.damaged")
+            number += 1
+        with plain_disk_errors(renamed):
+            folder.rename(renamed)
+        log.warning("%s It is kept as %s. %s", damage, renamed, instead)
+        return renamed
 
     def _parts(self, rounds: int) -> list[Path]:
         """Return a round's files; `complete.json` names those of a complete round, so that a
         missing one is noticed."""
-        folder, manifest = self._round(rounds), self._manifest(rounds)
-        return (
-            [folder / name for name in manifest["parts"]]
-            if manifest
-            else sorted(folder.glob("part-*.safetensors"))
-        )
+        folder = self._round(rounds)
+        manifest = self._manifest(rounds)
+        if manifest:
+            return [folder / name for name in manifest["parts"]]
+        return sorted(folder.glob("part-*.safetensors"))
 
     def _manifest(self, rounds: int) -> dict[str, Any]:
         """Return the content of `complete.json`; nothing for a round in progress."""
@@ -183,12 +183,13 @@ class Checkpoints:
         except OSError as problem:
             raise _unreadable(manifest, problem) from problem
         try:
-            found = json.loads(content)
-            parts, version = list(map(str, found["parts"])), int(found.get("version", 1))
+            fields = json.loads(content)
+            parts = [str(part) for part in fields["parts"]]
+            version = int(fields.get("version", 1))
         except (KeyError, TypeError, ValueError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
         _check_version(manifest, version)
-        return {"parts": parts, "last": found.get("last")}
+        return {"parts": parts, "last": fields.get("last")}
 
     def _rounds(self) -> dict[int, Path]:
         """Return the folders, of complete and of partial rounds."""
@@ -196,9 +197,12 @@ class Checkpoints:
             folders = list(self.folder.iterdir())
         except FileNotFoundError:
             return {}
-        return {
-            int(match[1]): folder for folder in folders if (match := _FOLDER.fullmatch(folder.name))
-        }
+        rounds = {}
+        for folder in folders:
+            match = _FOLDER.fullmatch(folder.name)
+            if match:
+                rounds[int(match[1])] = folder
+        return rounds
 
     def _round(self, rounds: int) -> Path:
         return self.folder / f"round-{rounds:06d}"
@@ -215,31 +219,30 @@ def _encode(steps: Mapping[str, StepResult]) -> bytes:
     masks = [step.next_state.next_mask for step in steps.values()]
     units = next((mask.layout_spec for mask in masks if mask.layout_spec), None)
     for peer, step in steps.items():
-        own = _tensors(peer, step.next_state)
+        peer_tensors = _tensors(peer, step.next_state)
         entry = {
             "size": step.next_state.model.mask.size,
             "report": asdict(step.report),
             "messages": step.messages,
         }
-        header[peer] = entry | {"digest": _digest(entry, own, units)}
-        tensors |= own
+        header[peer] = entry | {"digest": _digest(entry, peer_tensors, units)}
+        tensors |= peer_tensors
     metadata = {"version": str(VERSION), "peers": json.dumps(header)}
-    return safetensors.torch.save(
-        tensors, metadata if units is None else metadata | {"units": units}
-    )
+    if units is not None:
+        metadata["units"] = units
+    return safetensors.torch.save(tensors, metadata)
 
 
 def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
     tensors = {f"{peer}/values": state.model.values, f"{peer}/mask": state.model.mask.bits}
     if state.next_mask is not state.model.mask:
         tensors[f"{peer}/next_mask"] = state.next_mask.bits
-    if (
-        state.upload is not None
-    ):  # clones: a file may not hold one tensor twice, and SubFedAvg uploads its own model
+    # Clones: a file may not hold one tensor twice, and SubFedAvg uploads its own model.
+    if state.upload is not None:
         tensors[f"{peer}/upload/values"] = state.upload.values.clone()
         tensors[f"{peer}/upload/mask"] = state.upload.mask.bits.clone()
-    for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
-        tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
+    tensors |= {f"{peer}/buffers/{name}": tensor for name, tensor in state.buffers.items()}
+    tensors |= {f"{peer}/memory/{name}": tensor for name, tensor in state.memory.items()}
     for model, moments in state.moments.items():
         tensors[f"{peer}/moments/{model}/mask"] = moments.mask.bits.clone()
         tensors |= {
@@ -281,7 +284,7 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
 def _read(
     part: Path, peers: Collection[str] | None
 ) -> tuple[Any, dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return the metadata, and the entries and the tensors of the wanted peers; no more is read.
+    """Return the metadata, and the entries and the tensors of the requested peers; no more is read.
 
     The file is read, not mapped into memory: there, a disk error would end the process with a
     signal.
@@ -302,21 +305,24 @@ def _read(
         header = json.loads(metadata["peers"])
         if header.keys() != {name.split("/")[0] for name in index}:
             raise ValueError("its header names other peers than its tensors")
-        wanted = {peer: entry for peer, entry in header.items() if peers is None or peer in peers}
-        chosen, content = {}, bytearray()
+        requested = header
+        if peers is not None:
+            requested = {peer: entry for peer, entry in header.items() if peer in peers}
+        chosen = {}
+        content = bytearray()
         for name, where in sorted(index.items(), key=lambda item: item[1]["data_offsets"]):
-            if name.split("/")[0] in wanted:
+            if name.split("/")[0] in requested:
                 begin, end = where["data_offsets"]
                 chosen[name] = where | {"data_offsets": [len(content), len(content) + end - begin]}
                 content += take(start + begin, start + end)
     chosen_index = json.dumps(chosen).encode()
-    tensors: dict[str, dict[str, Tensor]] = {peer: {} for peer in wanted}
+    tensors: dict[str, dict[str, Tensor]] = {peer: {} for peer in requested}
     loaded = safetensors.torch.load(
         len(chosen_index).to_bytes(8, "little") + chosen_index + content
     )
     for name, tensor in loaded.items():
         tensors[name.split("/")[0]][name] = tensor
-    return metadata, wanted, tensors
+    return metadata, requested, tensors
 
 
 def _digest(entry: Mapping[str, object], tensors: Mapping[str, Tensor], units: str | None) -> str:
@@ -384,7 +390,8 @@ def _mask(peer: str, bits: Tensor, size: int, layout: ChannelLayout | None) -> M
 def _model(
     tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
 ) -> PackedModel:
-    values, mask = tensors[f"{whose}/values"], _mask(whose, tensors[f"{whose}/mask"], size, layout)
+    values = tensors[f"{whose}/values"]
+    mask = _mask(whose, tensors[f"{whose}/mask"], size, layout)
     if mask.kept != values.numel() or values.dtype != torch.float32:
         raise ValueError(f"peer {whose}'s mask and values do not fit")
     return PackedModel(values, mask)
@@ -395,7 +402,7 @@ def _moments(
 ) -> dict[str, Moments]:
     """Return the moments of each of a peer's models."""
     models = {name.split("/")[0] for name in _named(tensors, f"{peer}/moments/")}
-    found = {}
+    moments = {}
     for model in sorted(models):
         bits = tensors[f"{peer}/moments/{model}/mask"]
         of_weights = layout is None or bits.numel() == -(-size // 8)  # a global model may be dense
@@ -403,8 +410,8 @@ def _moments(
         values = _named(tensors, f"{peer}/moments/{model}/values/")
         if any(value.dim() and value.numel() != mask.kept for value in values.values()):
             raise ValueError(f"peer {peer}'s moments and their mask do not fit")
-        found[model] = Moments(mask, values)
-    return found
+        moments[model] = Moments(mask, values)
+    return moments
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

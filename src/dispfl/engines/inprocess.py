@@ -139,7 +139,8 @@ class InProcess:
         while not done:
             done, _ = wait(running, POLL_INTERVAL, FIRST_COMPLETED)
         for future in done:
-            group, results = running.pop(future), {}
+            group = running.pop(future)
+            results = {}
             for task, result in zip(group, future.result(), strict=True):
                 results[task.peer] = self._states.finish(task, result)
                 for name in tracker.released_by(task):
@@ -160,8 +161,11 @@ class InProcess:
     def _step(
         self, network: FlatModule, task: PeerTask, make_trainer: MakeTrainer = Trainer
     ) -> StepResult:
-        context, codec, states = self.context, self._codec, self._states.current
-        fetch, state = fetch_here(context, codec, task, states), task_state(context, task, states)
+        context = self.context
+        codec = self._codec
+        states = self._states.current
+        state = task_state(context, task, states)
+        fetch = fetch_here(context, codec, task, states)
         result = simulated_step(
             context, codec, network, task, state, fetch, self._check_stop, make_trainer
         )
@@ -184,10 +188,10 @@ class ReadTracker:
         self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]
     ) -> None:
         self._tasks = {task.peer: task for task in tasks}
-        self._reads = {
-            task.peer: {task.peer, *task_senders(context, task, states[task.peer])}
-            for task in tasks
-        }
+        self._reads: dict[str, set[str]] = {}
+        for task in tasks:
+            senders = task_senders(context, task, states[task.peer])
+            self._reads[task.peer] = {task.peer, *senders}
         self._readers: dict[str, set[str]] = {}
         for peer, reads in self._reads.items():
             for name in reads:
@@ -205,9 +209,9 @@ class ReadTracker:
                 continue
             for peer in sorted(self._readers[name] - order.keys()):
                 order[peer] = self._tasks[peer]
-                for other in self._reads[peer]:
-                    left[other] -= 1
-                    heapq.heappush(queue, (left[other], other))
+                for read in self._reads[peer]:
+                    left[read] -= 1
+                    heapq.heappush(queue, (left[read], read))
         return list(order.values())
 
     def released_by(self, task: PeerTask) -> list[str]:

@@ -51,9 +51,10 @@ class RayEngine:
     @property
     def evaluated(self) -> Mapping[str, PeerState]:
         """The state that each peer was last evaluated with, where that was a global model."""
-        known = {peer for names in self.pool.call_all("evaluated_peers") for peer in names}
-        roster = [peer for peer in self.context.roster if peer in known]
-        return LazyStates(roster, lambda peer: self._get_state(peer, evaluated=True))
+        evaluated: set[str] = set()
+        for peers in self.pool.call_all("evaluated_peers"):
+            evaluated.update(peers)
+        return LazyStates(sorted(evaluated), lambda peer: self._get_state(peer, evaluated=True))
 
     def restore(self, rounds: int) -> None:
         """Restore every peer's state after this many rounds."""
@@ -61,11 +62,10 @@ class RayEngine:
 
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""
-        return {
-            peer: result
-            for found in self.pool.call_all("partial_round", t)
-            for peer, result in found.items()
-        }
+        results: dict[str, StepResult] = {}
+        for results_of_worker in self.pool.call_all("partial_round", t):
+            results |= results_of_worker
+        return results
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; after the last, all states are on the disk."""
@@ -112,7 +112,8 @@ class _TaskRunner:
         tasks: Sequence[PeerTask],
         receive: Callable[[PeerTask, RemoteResult], StepResult],
     ) -> None:
-        self.pool, self.receive = pool, receive
+        self.pool = pool
+        self.receive = receive
         self.tasks = {task.peer: task for task in tasks}
         self.waiting: dict[int, deque[str]] = {}
         """The peers of each slot that are not running yet."""
@@ -225,20 +226,22 @@ def rebalance(
 ) -> dict[str, int]:
     """Move a few peers from the busiest slot to the idlest, if that is worth it; otherwise keep the
     assignment."""
-    found, totals = dict(assignment), [0.0] * slots
+    balanced = dict(assignment)
+    totals = [0.0] * slots
     for peer, slot in assignment.items():
         totals[slot] += loads[peer]
     before = max(totals)
     for _ in loads:
-        busiest, idlest = (pick(range(slots), key=lambda s: (totals[s], s)) for pick in (max, min))
+        by_load = sorted(range(slots), key=lambda slot: (totals[slot], slot))
+        idlest, busiest = by_load[0], by_load[-1]
         gap = totals[busiest] - totals[idlest]
         movable = [
-            peer for peer, slot in found.items() if slot == busiest and 0 < loads[peer] < gap
+            peer for peer, slot in balanced.items() if slot == busiest and 0 < loads[peer] < gap
         ]
         if not movable:
             break
         peer = min(movable, key=lambda peer: (abs(gap / 2 - loads[peer]), peer))
-        found[peer] = idlest
+        balanced[peer] = idlest
         totals[busiest] -= loads[peer]
         totals[idlest] += loads[peer]
-    return found if before > MIN_SPEEDUP * max(totals) else dict(assignment)
+    return balanced if before > MIN_SPEEDUP * max(totals) else dict(assignment)

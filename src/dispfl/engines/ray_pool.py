@@ -52,31 +52,29 @@ class WorkersLostError(DispflError):
 # The connection
 
 
-def cluster_address(given: str | None) -> str | None:
+def cluster_address(address: str | None) -> str | None:
     """Return the address of the Ray cluster to use, if one is configured."""
-    return given or os.environ.get("RAY_ADDRESS")
+    return address or os.environ.get("RAY_ADDRESS")
 
 
-def connect(given: str | None, workers: int) -> None:
+def connect(address: str | None, workers: int) -> None:
     """Connect to Ray: the existing connection, the configured cluster, or a new Ray here with this
     many cores."""
     global _connected_here
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if (
-        here := str(Path.cwd())
-    ) not in sys.path:  # Ray passes our path to the workers, which import a user's modules
-        sys.path.append(here)
-    address = cluster_address(given)
-    local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+    # Ray passes our path to the workers, which import a user's modules.
+    current_folder = str(Path.cwd())
+    if current_folder not in sys.path:
+        sys.path.append(current_folder)
+    address = cluster_address(address)
+    options: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+    if address:
+        options = {"address": address}
     try:
         _check_listening(address)
-        ray.init(
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({"address": address} if address else local),
-        )
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else None
         raise ConfigError(
@@ -184,12 +182,14 @@ class WorkerPool:
 
     def move(self, assignment: dict[str, int]) -> None:
         """Move peers to other slots, where they are restored from the disk."""
-        before, self.assignment = self.assignment, assignment
-        moved = [peer for peer in assignment if assignment[peer] != before[peer]]
-        added = {
-            slot: [peer for peer in moved if assignment[peer] == slot] for slot in self._workers
-        }
-        removed = {slot: [peer for peer in moved if before[peer] == slot] for slot in self._workers}
+        added: dict[int, list[str]] = {slot: [] for slot in self._workers}
+        removed: dict[int, list[str]] = {slot: [] for slot in self._workers}
+        for peer, slot in assignment.items():
+            slot_before = self.assignment[peer]
+            if slot != slot_before:
+                added[slot].append(peer)
+                removed[slot_before].append(peer)
+        self.assignment = assignment
         self.call_each(
             self._workers, "add_peers", lambda slot: (self._data(added[slot]), self.rounds)
         )
@@ -239,9 +239,8 @@ class WorkerPool:
         return len(self._workers)
 
     def _new_worker(self) -> Any:
-        self._started += (
-            1  # names are unique, so a new worker does not overwrite the files of a lost one
-        )
+        # Names are unique, so a new worker does not overwrite the files of a lost one.
+        self._started += 1
         gpus = 1 if self.context.settings.device.startswith("cuda") else 0
         worker = Worker.options(num_cpus=1, num_gpus=gpus)  # type: ignore[attr-defined]
         return worker.remote(f"w{self._started}", self._shared_context, self._folder)

@@ -69,11 +69,9 @@ class Worker:
         self._tasks: Mapping[str, PeerTask] = {}
         self._workers: Mapping[int, Any] = {}
         self._assignment: Mapping[str, int] = {}
-        self._training, self._writing, self._stop = (
-            threading.Lock(),
-            threading.Lock(),
-            threading.Event(),
-        )
+        self._training = threading.Lock()
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
 
     def add_peers(self, data: Mapping[str, PeerData], rounds: int) -> None:
         """Add these peers, with their states after this many rounds."""
@@ -89,7 +87,7 @@ class Worker:
     def remove_peers(self, peers: Collection[str]) -> None:
         """Remove these peers, which another worker has from now on."""
         data = self._context.data
-        remaining = {peer: own for peer, own in data.peers.items() if peer not in peers}
+        remaining = {peer: data.peers[peer] for peer in data.peers if peer not in peers}
         self._set_data(replace(data, peers=remaining))
         self._states.drop(peers)
 
@@ -102,7 +100,8 @@ class Worker:
 
     def set_workers(self, workers: Mapping[int, Any], assignment: Mapping[str, int]) -> None:
         """Set the other workers, and which of them has which peer."""
-        self._workers, self._assignment = workers, assignment
+        self._workers = workers
+        self._assignment = assignment
 
     def set_tasks(self, tasks: Sequence[PeerTask]) -> list[str]:
         """Set the round's tasks, in one call because they share much data; return the peers that
@@ -134,16 +133,18 @@ class Worker:
     @ray.method(concurrency_group="step")
     def step(self, peer: str) -> RemoteResult | None:
         """Run a peer's task; None if a worker that it had to request models from is lost."""
-        context, task, states = self._context, self._tasks[peer], self._states.current
+        context = self._context
+        task = self._tasks[peer]
+        states = self._states.current
         state = task_state(context, task, states)
-        here = fetch_here(context, self._codec, task, states)
+        fetch_own = fetch_here(context, self._codec, task, states)
         try:
             remote = self._request_remote(task, state, requested_mask(context, state))
         except WORKER_LOST:
             return None
 
         def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
-            return remote[sender] if sender in remote else here(sender, mask)
+            return remote[sender] if sender in remote else fetch_own(sender, mask)
 
         with self._training:
             torch.set_num_threads(1)
@@ -169,14 +170,17 @@ class Worker:
         """Return the messages of this worker's peers to another's peer, each with its size as the
         paper counts it."""
         torch.set_num_threads(1)
-        context, codec = self._context, self._codec
+        context = self._context
+        codec = self._codec
         mask = None if request is None else codec.decode_request(request)
         responses = []
         for sender in senders:
             model = published_model(context, self._states.current[sender])
-            sent = deliver(context, codec, model, mask, sender, receiver, t)
-            message = sent.message or encode_model(context, codec, model, mask, sender, receiver, t)
-            responses.append((message, sent.paper))
+            delivery = deliver(context, codec, model, mask, sender, receiver, t)
+            message = delivery.message
+            if message is None:
+                message = encode_model(context, codec, model, mask, sender, receiver, t)
+            responses.append((message, delivery.paper))
         return responses
 
     @ray.method(concurrency_group="respond")

@@ -79,7 +79,8 @@ class PausableStep:
         """The result of that call."""
         self._step = step
         self._done: Future[StepResult] = Future()
-        self._step_may_run, self._caller_may_run = threading.Semaphore(0), threading.Semaphore(0)
+        self._step_may_run = threading.Semaphore(0)
+        self._caller_may_run = threading.Semaphore(0)
         self._threads = torch.get_num_threads()
         threading.Thread(target=self._run, name="dispfl-vmap-peers", daemon=True).start()
 
@@ -110,7 +111,9 @@ class PausableStep:
         call.trainer.report.seconds -= (
             step_clock(call.trainer.network) - paused
         )  # the training adds its own time
-        learned, self.call, self.learned = self.learned, None, None
+        learned = self.learned
+        self.call = None
+        self.learned = None
         if isinstance(learned, BaseException):
             raise learned
         assert learned is not None
@@ -152,7 +155,8 @@ def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]
     lengths_and_rates = {(call.steps, call.lr) for call in calls}
     if len(calls) == 1 or len(lengths_and_rates) > 1 or not can_stack(trainers):
         return [_learn_alone(call) for call in calls]
-    weights, masks = [call.weights for call in calls], [call.mask for call in calls]
+    weights = [call.weights for call in calls]
+    masks = [call.mask for call in calls]
     try:
         return learn_stacked(trainers, weights, masks, *lengths_and_rates.pop())
     except BaseException as problem:  # raised again in every step
@@ -176,7 +180,8 @@ class PeerGroups:
     """Groups peers whose batches can be stacked, up to a maximum size."""
 
     def __init__(self, context: RunContext, size: int) -> None:
-        self._context, self._size = context, size
+        self._context = context
+        self._size = size
         self._kinds: dict[str, SampleKind] = {}
 
     def of(self, tasks: Iterable[PeerTask]) -> Iterator[list[PeerTask]]:
@@ -197,8 +202,7 @@ class PeerGroups:
         """Looked up once per run: reading a sample of a Dataset may take long."""
         if peer not in self._kinds:
             train = self._context.data.peers[peer].train
-            self._kinds[peer] = (
-                len(train),
-                *((part.shape[1:], part.dtype) for part in next(train.batches(1))),
-            )
+            inputs, labels = next(train.batches(1))
+            shapes = inputs.shape[1:], labels.shape[1:]
+            self._kinds[peer] = (len(train), *shapes, inputs.dtype, labels.dtype)
         return self._kinds[peer]

@@ -121,6 +121,11 @@ class RunContext:
         return self.attack.byzantine if self.attack else frozenset()
 
     @property
+    def honest_peers(self) -> list[str]:
+        """All peers but the Byzantine ones, sorted."""
+        return [peer for peer in self.roster if peer not in self.byzantine]
+
+    @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
         return (
@@ -279,12 +284,13 @@ class RunContext:
         """Refuse labels that the network has no output for; labels of Datasets are only known once
         they are read."""
         for peer, data in {**self.data.peers, **self.data.unseen}.items():
-            for part, samples in zip(("training", "test", "validation"), data.parts, strict=False):
+            purposes = ("training", "test", "validation")
+            for purpose, samples in zip(purposes, data.parts, strict=False):
                 low, high = label_range(samples) or (0, 0)
                 label = high if high >= count else low
                 if label >= count or (label < 0 and label != IGNORED_LABEL):
                     raise DataError(
-                        f"Peer {peer}'s {part} data have the label {label}, but the model has"
+                        f"Peer {peer}'s {purpose} data have the label {label}, but the model has"
                         f" {count} outputs, for the labels 0 to {count - 1}. Give it more outputs,"
                         " or correct the labels."
                     )
@@ -401,7 +407,8 @@ class LazyStates(Mapping[str, PeerState]):
     """States of peers that are fetched on access: all of them may not fit into memory together."""
 
     def __init__(self, peers: Iterable[str], fetch: Callable[[str], PeerState]) -> None:
-        self._peers, self._fetch = list(peers), fetch
+        self._peers = list(peers)
+        self._fetch = fetch
 
     def __getitem__(self, peer: str) -> PeerState:
         return self._fetch(peer)

@@ -1,5 +1,4 @@
-"""The exchange of models in a round: who is received, what is requested, what is sent, what is
-accepted.
+"""The exchange of models in a round: who sends, what is requested, sent and accepted.
 
 Functions without I/O. The simulator, the Ray workers, the real peers and `dispfl costs` all call
 them, so that they exchange the same messages and count the same bytes.
@@ -47,7 +46,7 @@ class DeliveredModel(NamedTuple):
     """The sender's buffers, where a simulation averages them."""
 
 
-# Who is received
+# Who sends
 
 
 def exchange_graph(
@@ -90,23 +89,20 @@ def gossip_senders(
     method prefers."""
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
+    if roster is None:
+        roster = context.roster
     reachable = context.settings.topology.reachable(graph, peer)
-    neighbourhood = Neighbourhood(
-        context.roster if roster is None else roster, graph[peer], reachable
-    )
-    return context.method.choose(
-        state, neighbourhood, rng=stream(context.settings.seed, "choose", peer, t)
-    )
+    neighbourhood = Neighbourhood(roster, graph[peer], reachable)
+    rng = stream(context.settings.seed, "choose", peer, t)
+    return context.method.choose(state, neighbourhood, rng=rng)
 
 
 def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
     """Return whose models a task needs: the server's, or those of the peers that the peer receives
     from."""
-    return (
-        [SERVER]
-        if task.server is not None
-        else gossip_senders(context, task.graph, task.peer, task.t, state)
-    )
+    if task.server is not None:
+        return [SERVER]
+    return gossip_senders(context, task.graph, task.peer, task.t, state)
 
 
 # What is requested
@@ -165,11 +161,9 @@ def encode_model(
     """Encode a model for a receiver that requested it with a mask, or whole. The same arguments
     give the same bytes."""
     rng = stream(context.settings.seed, "rounding", sender, receiver, t)
-    return (
-        codec.encode_model(model, rng=rng)
-        if mask is None
-        else codec.encode_answer(model, mask, rng=rng)
-    )
+    if mask is None:
+        return codec.encode_model(model, rng=rng)
+    return codec.encode_answer(model, mask, rng=rng)
 
 
 def decode_model(codec: Codec, message: bytes, mask: Mask | None) -> PackedModel:
@@ -192,16 +186,14 @@ def deliver(
     Lossless values arrive as they are, so the model itself is returned; and the length of a plain
     message is known without encoding it. Tests compare both with the encoded messages.
     """
-    wire, paper = codec.wire, BYTES_PER_VALUE * model.values.numel()
-    if wire.values == "float32" and wire.coding == "plain":
-        return DeliveredModel(
-            model,
-            paper,
-            codec.model_size(model) if mask is None else codec.answer_size(model, mask),
-        )
+    paper_bytes = BYTES_PER_VALUE * model.values.numel()
+    is_lossless = codec.wire.values == "float32"
+    if is_lossless and codec.wire.coding == "plain":
+        size = codec.model_size(model) if mask is None else codec.answer_size(model, mask)
+        return DeliveredModel(model, paper_bytes, size)
     message = encode_model(context, codec, model, mask, sender, receiver, t)
-    arrived = model if wire.values == "float32" else decode_model(codec, message, mask)
-    return DeliveredModel(arrived, paper, len(message), message)
+    delivered = model if is_lossless else decode_model(codec, message, mask)
+    return DeliveredModel(delivered, paper_bytes, len(message), message)
 
 
 def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> DeliveredModel:
@@ -247,24 +239,23 @@ def model_norm(model: PackedModel) -> float:
 def accepted_models(
     context: RunContext, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the models that a peer accepts in a simulated attack, of Byzantine peers their lies;
-    without one, all of them."""
+    """Return the models that a peer accepts: in a simulated attack, those that Byzantine peers
+    send instead of their own; otherwise all of them."""
     if task.peer in context.byzantine or context.byzantine.isdisjoint(received):
         return received
-    if (
-        request := requested_mask(context, state)
-    ) is not None:  # as messages would be, which some engines have at hand
+    request = requested_mask(context, state)
+    if request is None:
+        request = state.next_mask
+    else:  # as messages would be, which some engines have at hand
         received = {sender: model.restrict(request) for sender, model in received.items()}
-    return _accepted_under_attack(
-        context, task.peer, task.t, state.model, request or state.next_mask, received
-    )
+    return _accepted_under_attack(context, task.peer, task.t, state.model, request, received)
 
 
 def accepted_uploads(
     context: RunContext, t: int, server: PeerState, uploads: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the uploads that the server accepts in a simulated attack, of Byzantine peers their
-    lies."""
+    """Return the uploads that the server accepts: in a simulated attack, those that Byzantine peers
+    send instead of their own."""
     if context.byzantine.isdisjoint(uploads):
         return uploads
     return _accepted_under_attack(context, SERVER, t, server.model, server.model.mask, uploads)
@@ -274,42 +265,44 @@ def _accepted_under_attack(
     context: RunContext,
     name: str,
     t: int,
-    own: PackedModel,
+    own_model: PackedModel,
     request: Mask,
     received: Mapping[str, PackedModel],
 ) -> dict[str, PackedModel]:
-    """Return the received models, those of Byzantine peers replaced by lies, without lies that a
-    real peer would refuse."""
+    """Return the received models, those of Byzantine peers replaced by their attack, without those
+    that a real peer would refuse."""
     assert context.attack is not None
-    layout, counts = context.layout, context.announced
+    layout = context.layout
+    announced = context.announced
     honest = [received[sender] for sender in sorted(received) if sender not in context.byzantine]
 
     def fits(attacker: str, mask: Mask) -> bool:
-        return all(map(le, mask.kept_per_layer(layout), counts[attacker]))
+        return all(map(le, mask.kept_per_layer(layout), announced[attacker]))
 
-    method, byzantine, assumed = context.method, len(received) - len(honest), 0
-    if isinstance(method, Robust) and method.robust != "none":
-        assumed = method.assumed_byzantine(len(received))
-    first_weights = partial(getattr, context, "first_weights")
+    assumed_byzantine = 0
+    if isinstance(context.method, Robust) and context.method.robust != "none":
+        assumed_byzantine = context.method.assumed_byzantine(len(received))
     target = Target(
         name,
-        own,
+        own_model,
         request,
         honest,
-        byzantine,
+        len(received) - len(honest),
         fits,
         context.settings.seed,
         t,
-        assumed,
-        first_weights,
+        assumed_byzantine,
+        partial(getattr, context, "first_weights"),
     )
+
     accepted = {}
     for sender, model in context.attack.attacked(received, target).items():
         if sender in context.byzantine:
-            model = model.restrict(request) if context.pulls else model
+            if context.pulls:
+                model = model.restrict(request)
             try:
-                check_answer(model.mask, counts[sender], sender, layout)
-                check_norm(model, model_norm(own), sender)
+                check_answer(model.mask, announced[sender], sender, layout)
+                check_norm(model, model_norm(own_model), sender)
             except MessageError:
                 continue
         accepted[sender] = model

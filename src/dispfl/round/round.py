@@ -61,13 +61,12 @@ def initial_states(
         if peers is None or peer in peers:
             weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=seed, peer=peer)
-            states[peer] = replace(
-                state, buffers={name: buffer.clone() for name, buffer in buffers.items()}
-            )
+            own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+            states[peer] = replace(state, buffers=own_buffers)
+
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        states[SERVER] = initial_state(
-            context.first_weights, torch.ones(layout.size, dtype=torch.bool)
-        )
+        dense = torch.ones(layout.size, dtype=torch.bool)
+        states[SERVER] = initial_state(context.first_weights, dense)
     return states
 
 
@@ -113,9 +112,8 @@ def gossip_round(
     tasks = []
     for peer in context.roster:
         idle = peer not in graph and context.settings.topology.offline == "skip"
-        tasks.append(
-            PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and peer not in context.byzantine)
-        )
+        honest = peer not in context.byzantine
+        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and honest))
 
     # Lines 7-15: each peer takes its step.
     results = _run_tasks(engine, tasks, finished, on_result)
@@ -148,11 +146,15 @@ def server_round(
     results = _run_tasks(engine, tasks, finished, on_result)
 
     # The server aggregates what the cohort uploads.
-    uploads = {peer: upload for peer in cohort if (upload := results[peer].upload) is not None}
-    if accepted := accepted_uploads(context, t, server, uploads):
-        server = method.aggregate(
-            server, accepted, {peer: len(context.data.peers[peer].train) for peer in accepted}
-        )
+    uploads = {}
+    for peer in cohort:
+        upload = results[peer].upload
+        if upload is not None:
+            uploads[peer] = upload
+    accepted = accepted_uploads(context, t, server, uploads)
+    if accepted:
+        samples = {peer: len(context.data.peers[peer].train) for peer in accepted}
+        server = method.aggregate(server, accepted, samples)
     return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
 
 
@@ -174,10 +176,11 @@ def _run_tasks(
 def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
     """Evaluate the global model on every peer's data, fine-tuned on that data first if the method
     fine-tunes."""
-    model, tuning = global_model(context, engine.states, result.server), context.method.fine_tuning
-    honest = [peer for peer in context.roster if peer not in context.byzantine]
+    model = global_model(context, engine.states, result.server)
+    tuning = context.method.fine_tuning
     tasks = [
-        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning) for peer in honest
+        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning)
+        for peer in context.honest_peers
     ]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
@@ -194,7 +197,7 @@ def global_model(
     if server is not None:
         return context.method.global_model({SERVER: server})
     if context.byzantine:
-        states = {peer: states[peer] for peer in context.roster if peer not in context.byzantine}
+        states = {peer: states[peer] for peer in context.honest_peers}
     return context.method.global_model(states)
 
 

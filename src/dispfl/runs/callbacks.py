@@ -132,26 +132,23 @@ class EarlyStopping:
 
     def _watched(self, records: Sequence[Metrics]) -> tuple[Measure, list[float]]:
         """Return what is watched, and its mean over peers in each evaluation."""
-        key, main = self.metric or "validation", measure_of(records)
-        if any(key in record["scores"] for record in records):
-            found = [record["scores"][key] for record in records if key in record["scores"]]
-            return Measure(key, found[0]["higher_is_better"], found[0]["format"]), [
-                scores["mean"] for scores in found
-            ]
-        spreads = [record.get(key) for record in records]
-        if key not in records[-1] or not all(
-            spread is None or _is_spread(spread) for spread in spreads
-        ):
-            known = ", ".join([*records[-1]["scores"], "validation", "train_loss", "test_loss"])
+        key = self.metric or "validation"
+        scores = [record["scores"][key] for record in records if key in record["scores"]]
+        if scores:
+            measure = Measure(key, scores[0]["higher_is_better"], scores[0]["format"])
+            return measure, [score["mean"] for score in scores]
+
+        spreads = [record[key] for record in records if record.get(key) is not None]
+        if key not in records[-1] or not all(map(_is_spread, spreads)):
+            names = ", ".join([*records[-1]["scores"], "validation", "train_loss", "test_loss"])
             raise ConfigError(
-                f"EarlyStopping(metric={key!r}): there is no such metric; there are {known}."
+                f"EarlyStopping(metric={key!r}): there is no such metric; there are {names}."
             )
-        better = (
-            main.higher_is_better
-            if key in ("validation", "global_test", "mixed")
-            else not key.endswith("loss")
-        )
-        return Measure(key, better, main.format), [spread["mean"] for spread in spreads if spread]
+        main = measure_of(records)
+        higher_is_better = not key.endswith("loss")
+        if key in ("validation", "global_test", "mixed"):  # the main metric on other data
+            higher_is_better = main.higher_is_better
+        return Measure(key, higher_is_better, main.format), [spread["mean"] for spread in spreads]
 
 
 def _is_spread(value: object) -> bool:

@@ -132,13 +132,11 @@ def _train(
     for follower in followers:
         follower.records = follower.directory.truncate_metrics(len(history.records))
     if 0 < len(history.records) < context.settings.rounds:
-        if (
-            read_summary(directory.path) is None
-        ):  # the process may have ended before it asked, after the last round
+        # The process may have ended after the last round, before the callbacks were called.
+        if read_summary(directory.path) is None:
             history.stopped = observer.stop(history)
-        (directory.path / "summary.json").unlink(
-            missing_ok=True
-        )  # of a run that a callback stopped
+        # The summary of a run that a callback stopped.
+        (directory.path / "summary.json").unlink(missing_ok=True)
     if history.stopped:
         return history
     return run_rounds(context, engine, history, directory, observer, followers)
@@ -163,14 +161,11 @@ def _summary(
     personal: Mapping[str, PeerState],
     unseen: Metrics | None,
 ) -> Metrics:
-    summary = summarize(
-        context, history.records, {peer: state.model for peer, state in personal.items()}
-    )
-    return (
-        summary
-        | {"unseen_peers": unseen}
-        | ({"stopped": history.stopped} if history.stopped else {})
-    )
+    models = {peer: state.model for peer, state in personal.items()}
+    summary = summarize(context, history.records, models) | {"unseen_peers": unseen}
+    if history.stopped:
+        summary["stopped"] = history.stopped
+    return summary
 
 
 def draw_learning_curve(path: Path) -> None:
@@ -239,7 +234,8 @@ def _finish(
 ) -> None:
     """Finish a run that was trained together with another one: checkpoint, summary and learning
     curve."""
-    context, directory = follower.context, follower.directory
+    context = follower.context
+    directory = follower.directory
     personal = states
     if context.method.evaluates_global:
         personal = follower.evaluated or _evaluated(context, history, engine, again=True)

@@ -99,13 +99,13 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
     """
     checkpoints = directory.checkpoints
     finished = checkpoints.finished_rounds()
-    repeated = (
-        finished.pop() if finished and _is_repeated(context, checkpoints, finished[-1]) else None
-    )
-    last_resort = (
-        [repeated] if repeated and finished else []
-    )  # its states are right: if all before it are damaged
-    for rounds in [*reversed(finished), *last_resort]:
+    repeated = None
+    if finished and _is_repeated(context, checkpoints, finished[-1]):
+        repeated = finished.pop()
+    candidates = finished[::-1]
+    if repeated and finished:  # its states are right: if all before it are damaged
+        candidates.append(repeated)
+    for rounds in candidates:
         try:
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
@@ -115,7 +115,8 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
         history = RunHistory(server=saved[SERVER].state if saved else None)
         break
     else:
-        history, rounds = begin(context, engine), 0
+        history = begin(context, engine)
+        rounds = 0
     if repeated and rounds < repeated:
         checkpoints.discard(repeated)
     checkpoints.delete_old()

@@ -148,10 +148,8 @@ class Run:
     def scores(self) -> dict[str, list[float]]:
         """Each metric on every peer's test data when it was last evaluated, in roster order; the
         main one first."""
-        return {
-            name: list(found["per_peer"])
-            for name, found in (last(self.metrics, "scores") or {}).items()
-        }
+        scores = last(self.metrics, "scores") or {}
+        return {name: list(spread["per_peer"]) for name, spread in scores.items()}
 
     @property
     def accuracy(self) -> list[float]:
@@ -178,27 +176,24 @@ class Run:
         shape."""
         mask = self.personal[self._name(peer)].model.mask
         layout = Layout.of(self.network())
-        return {
-            name: kept.clone()
-            for name, kept in zip(layout.names, layout.views(mask.unpack()), strict=True)
-        }
+        views = layout.views(mask.unpack())
+        return {name: view.clone() for name, view in zip(layout.names, views, strict=True)}
 
     @torch.no_grad()
     def evaluate(self, peer: int | str, data: DatasetLike) -> float:
         """Return the main metric of a peer's personal model on other data: a Dataset or a pair
         (inputs, labels)."""
-        model, samples = self.model(peer), samples_from(data, "The data")
+        model = self.model(peer)
+        samples = samples_from(data, "The data")
         pairs = [(model(inputs), labels) for inputs, labels in samples.batches(EVALUATION_BATCH)]
         outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return self._task().metric(outputs, labels)
 
     def _name(self, peer: int | str) -> str:
         roster = self.metrics.roster
-        name = (
-            roster[peer]
-            if isinstance(peer, int) and -len(roster) <= peer < len(roster)
-            else str(peer)
-        )
+        name = str(peer)
+        if isinstance(peer, int) and -len(roster) <= peer < len(roster):
+            name = roster[peer]
         if name not in roster:
             raise ConfigError(
                 f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to"
@@ -207,27 +202,25 @@ class Run:
         return name
 
     def __repr__(self) -> str:
-        rounds, planned, peers = (
-            len(self.metrics),
-            self.config.get("rounds"),
-            len(self.metrics.roster),
-        )
+        rounds = len(self.metrics)
+        planned = self.config.get("rounds")
+        peers = len(self.metrics.roster)
         parts = [
             str(self.config.get("method", {}).get("name", "")),
             f"{peers} peer{'s' * (peers != 1)}",
-            (
-                f"{rounds} round{'s' * (rounds != 1)}"
-                if planned in (rounds, None)
-                else f"{rounds} of {planned} rounds"
-            ),
         ]
-        if found := last_scores(self.metrics):
+        if planned in (rounds, None):
+            parts.append(f"{rounds} round{'s' * (rounds != 1)}")
+        else:
+            parts.append(f"{rounds} of {planned} rounds")
+        spread = last_scores(self.metrics)
+        if spread:
             measure = measure_of(self.metrics)
-            parts.append(
-                f"{measure.name} {measure.text(found['mean'])} ± {measure.text(found['std'])} over"
-                " peers"
-            )
-        return f"Run({', '.join(parts)}{f', in {self.out}' if self.out else ''})"
+            mean, std = measure.text(spread["mean"]), measure.text(spread["std"])
+            parts.append(f"{measure.name} {mean} ± {std} over peers")
+        if self.out:
+            parts.append(f"in {self.out}")
+        return f"Run({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         """Return the run for a notebook: what it is, and its learning curve."""

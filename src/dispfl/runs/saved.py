@@ -53,9 +53,11 @@ class SavedRun:
         """The folder of a real site, where its modules and data are looked up."""
         self.config: Mapping[str, Any] = read_config(self.path)
         self.made_in_python = MADE_IN_PYTHON in self.config
-        self._model, self._method, self._metric = model, method, metric
-        own = self.config.get("peer")
-        self.roster = [str(own)] if own else peer_names(self.config["peers"])
+        self._model = model
+        self._method = method
+        self._metric = metric
+        site_name = self.config.get("peer")
+        self.roster = [str(site_name)] if site_name else peer_names(self.config["peers"])
 
     @cached_property
     def states(self) -> LazyStates:
@@ -113,17 +115,18 @@ class SavedRun:
 
     def summary(self) -> Metrics:
         """Return the summary."""
-        found = read_summary(self.path)
-        if found is None:
+        summary = read_summary(self.path)
+        if summary is None:
             raise RunError(f"{self.path} is not finished, so it has no summary yet.")
-        return found
+        return summary
 
     def network(self) -> nn.Module:
         """Build the network with the weights that all peers started from; refuse one that does not
         fit the models."""
         with global_stream(self.config["seed"], "model"):
             module = self._model() if self._model is not None else self._configured_network()
-        layout, mask = Layout.of(module), self.states[self.roster[0]].model.mask
+        layout = Layout.of(module)
+        mask = self.states[self.roster[0]].model.mask
         if layout.size != mask.size:
             raise RunError(
                 f"The models in {self.path} have {mask.size:,} weights; the network has"
@@ -168,7 +171,8 @@ class SavedRun:
         A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own
         instead.
         """
-        method, state = self.method, self.states[peer]
+        method = self.method
+        state = self.states[peer]
         if peer in self._byzantine:
             return state
         if method.evaluates_global and self.site is None:

@@ -41,7 +41,8 @@ def personalize(
     peers as the topology gives a peer, or the server. Where peers are evaluated with a global
     model, it fine-tunes that model.
     """
-    steps, last = context.simulation.unseen_steps, context.settings.rounds - 1
+    steps = context.simulation.unseen_steps
+    last = context.settings.rounds - 1
     joined = context.joined_by(name)
     state = initial_states(joined, [name])[name]
     network = joined.network()
