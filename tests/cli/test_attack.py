@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from program import Dispfl
 
-from dispfl.cli.attack import attack_grid, markdown, measured
+from dispfl.cli.attack import attack_grid, attack_table, measure
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_summary
@@ -49,18 +49,15 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(
     assert folders == ["clip@backdoor-0.2", "clip@none", "none@backdoor-0.2", "none@none"]
     table = (tmp_path / "attack.md").read_text()
     assert table in result.out
-    lines = table.splitlines()
-    assert lines[0] == "| attack | Byzantine peers | none | clip |"
-    assert lines[2].startswith("| none | 0% | ")
-    assert lines[3].startswith("| backdoor | 20% | ")
-    assert (
-        lines[3].count("%") == 3
-    )  # the share of Byzantine peers, and of each rule the backdoor's success
-    assert (
-        (tmp_path / "attack.csv")
-        .read_text()
-        .startswith("rule,attack,byzantine,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
-    )
+    heading, _, undisturbed, attacked, *_ = table.splitlines()
+    assert heading.replace(" ", "") == "|attack|Byzantinepeers|none|clip|"
+    assert undisturbed.startswith("| none     |              0% | ")
+    assert attacked.startswith("| backdoor |             20% | ")
+    # The share of Byzantine peers, and of each rule the backdoor's success.
+    assert attacked.count("%") == 3
+    csv_heading, first, *_ = (tmp_path / "attack.csv").read_text().splitlines()
+    assert csv_heading == "rule,attack,byzantine,seeds,mean,worst,retained,backdoor"
+    assert first.startswith("none,none,0.0,1,")
     before = (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns
     again = dispfl(*arguments)
     assert again.code == 0
@@ -68,10 +65,10 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(
     assert (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns == before
 
 
-def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_liars(
+def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_unattacked(
     tmp_path: Path,
 ) -> None:
-    # Peer 2, the worst, lies: the honest ones have a mean of 0.8 without Byzantine peers, and all
+    # Peer 2, the worst, is Byzantine: without an attack the honest ones have a mean of 0.8, and all
     # four 0.65.
     scores = {
         ("none", "none", 0.0): [0.7, 0.8, 0.2, 0.9],
@@ -86,19 +83,18 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_l
         score = {"per_peer": per_peer, "mean": 0.5}
         record = {"round": 1, "metric": "accuracy", "scores": {"accuracy": score}}
         (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        cells.append(
-            GridRun({"rule": rule, "attack": attack, "byzantine": f"{share:g}"}, Experiment(), path)
-        )
-    assert markdown(measured(cells)).splitlines() == [
-        "| attack | Byzantine peers | none | clip |",
-        "| --- | --- | --- | --- |",
-        "| none | 0% | 65.0 (20) | 65.0 (30) |",
-        "| alie | 25% | 75.0 (60) * | 76.3 (70) |",
+        row = {"rule": rule, "attack": attack, "byzantine": f"{share:g}"}
+        cells.append(GridRun(row, Experiment(), path))
+    table = attack_table(measure(cells))
+    assert table.markdown().splitlines() == [
+        "| attack | Byzantine peers |        none |      clip |",
+        "| ------ | --------------: | ----------: | --------: |",
+        "| none   |              0% |   65.0 (20) | 65.0 (30) |",
+        "| alie   |             25% | 75.0 (60) * | 76.3 (70) |",
         "",
-        (
-            "Mean (worst) accuracy of the honest peers in %; 1 seed. * marks less than 95% of what"
-            " the same peers reach by the plain average without Byzantine peers."
-        ),
+        "- Mean (worst) accuracy of the honest peers in %; 1 seed.",
+        "- * marks less than 95% of what the same peers reach by the plain average without"
+        " Byzantine peers.",
     ]
 
 
@@ -149,13 +145,13 @@ def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happene
     with pytest.raises(KeyboardInterrupt):
         ExperimentRun.create(broken.experiment, broken.path).run(RunObserver(round=stop))
     ExperimentRun.resume_as(broken.experiment, broken.path).run()
-    one, other = read_summary(whole.path), read_summary(broken.path)
-    assert one is not None
-    assert other is not None
-    assert one["weights_sha256"] == other["weights_sha256"]
-    assert (
-        one["scores"]["accuracy"]["per_peer"].count(None) == 1
-    )  # the Byzantine peer is not scored
+    uninterrupted = read_summary(whole.path)
+    resumed = read_summary(broken.path)
+    assert uninterrupted is not None
+    assert resumed is not None
+    assert uninterrupted["weights_sha256"] == resumed["weights_sha256"]
+    # The Byzantine peer is not scored.
+    assert uninterrupted["scores"]["accuracy"]["per_peer"].count(None) == 1
 
 
 def test_the_same_settings_without_the_command_are_refused_for_real_peers(

@@ -1,9 +1,9 @@
-"""`dispfl attack`: how well robust rules withstand attacks by shares of Byzantine peers."""
+"""`dispfl attack`: the accuracy of honest peers, by robust rule, attack and Byzantine share."""
 
+import itertools
+import statistics
 from collections.abc import Collection, Mapping, Sequence
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -21,16 +21,15 @@ from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from dispfl.methods.base import Method
+    from dispfl.report.tables import Table
     from dispfl.runs.grid import GridRun
 
-TOLERATED = 0.95
-"""Share that shall be left of the accuracy without Byzantine peers and without a rule."""
-VARIED = ("attack", "byzantine", "method.robust")
-"""The keys that this command varies itself."""
+ACCEPTABLE = 0.95
+"""Share of the accuracy without Byzantine peers and without a rule that should be retained."""
 
 
-class Cell(NamedTuple):
-    """The honest peers of the runs of one rule under one attack, mean over seeds."""
+class AttackResult(NamedTuple):
+    """What the runs of one rule under one attack leave honest peers with, as means over seeds."""
 
     rule: str
     attack: str
@@ -40,21 +39,11 @@ class Cell(NamedTuple):
     """Mean accuracy of the honest peers."""
     worst: float
     """Accuracy of the honest peer that is worst off."""
-    kept: float | None = None
-    """What is left of the accuracy of the same peers without Byzantine peers and without a rule;
+    retained: float | None = None
+    """Share of the accuracy that the same peers have without Byzantine peers and without a rule;
     None if that was not run."""
     backdoor: float | None = None
-    """Share of inputs with the backdoor's trigger that they take for its target."""
-
-    @property
-    def text(self) -> str:
-        """`71.2 (55), 3% *`: mean, worst, success of a backdoor, and a mark where much is lost."""
-        text = f"{100 * self.mean:.1f} ({100 * self.worst:.0f})"
-        if self.backdoor is not None:
-            text += f", {self.backdoor:.0%}"
-        if self.kept is not None and self.kept < TOLERATED:
-            text += " *"
-        return text
+    """Share of inputs with the backdoor's trigger that they classify as its target."""
 
 
 def attack(
@@ -74,7 +63,7 @@ def attack(
     data_dir: DataDirOption = None,
     jobs: JobsOption = 1,
 ) -> None:
-    """Attack a method under each robust rule, and print the accuracy left to honest peers.
+    """Attack a method under each robust rule, and print the accuracy of the honest peers.
 
     Runs are written to OUT/<rule>@<attack>-<share>/seed-<n>. Finished runs
     are skipped and interrupted ones are resumed. Without Byzantine peers the attack
@@ -88,28 +77,27 @@ def attack(
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
     from dispfl.files import write_atomically
+    from dispfl.report.tables import csv_text
     from dispfl.runs.grid import check_grid
 
+    overrides = [*(arguments or []), *data_dir_override(data_dir)]
+    content = read_toml(config) if config else {}
+    shares = _parse_shares(byzantine)
     console = Console()
     with output_folder(out, Path("runs") / "attack") as folder:
-        runs = attack_grid(
-            overrides=[*(arguments or []), *data_dir_override(data_dir)],
-            config=read_toml(config) if config else {},
-            rules=_split(rules),
-            attacks=_split(attacks),
-            shares=_shares(byzantine),
-            seeds=seeds,
-            out=folder,
+        cells = attack_grid(
+            overrides, content, _split(rules), _split(attacks), shares, seeds, folder
         )
-        check_grid(runs)
+        check_grid(cells)
         resume_options = [] if out else ["--out", str(folder)]
-        run_grid(runs, console, None, resume_options, jobs)
+        run_grid(cells, console, None, resume_options, jobs)
 
-        cells = measured(runs)
-        text = markdown(cells)
-        print_text(console, text)
-        write_atomically(folder / "attack.md", text.encode())
-        write_atomically(folder / "attack.csv", csv_rows(cells).encode())
+        results = measure(cells)
+        markdown = attack_table(results).markdown()
+        print_text(console, markdown)
+        write_atomically(folder / "attack.md", markdown.encode())
+        lines = [result._asdict() for result in results]
+        write_atomically(folder / "attack.csv", csv_text(lines).encode())
         print_text(console, f"Written: {folder / 'attack.md'}, .csv")
 
 
@@ -127,32 +115,35 @@ def attack_grid(
     from dispfl.robust.attacks import ATTACKS
     from dispfl.runs.grid import GridRun
 
-    _check_grid_options(overrides, rules, attacks, shares)
+    _check_choices(overrides, rules, attacks, shares)
     plain = compose(config, overrides)
     _check_robust(plain.method)
-    runs = []
-    for number, rule, share in product(range(seeds), rules, shares):
-        seed = plain.seed + number
-        for name in (attacks or ATTACKS) if share else ["none"]:
-            settings = [
+
+    names = list(attacks or ATTACKS)
+    all_seeds = range(plain.seed, plain.seed + seeds)
+    cells = []
+    for seed, rule, share in itertools.product(all_seeds, rules, shares):
+        for attack in names if share else ["none"]:
+            varied = [
                 f"method.robust={rule}",
-                f"attack={name}",
+                f"attack={attack}",
                 f"byzantine={share}",
                 f"seed={seed}",
             ]
-            experiment = compose(config, [*overrides, *settings])
-            folder = f"{rule}@{name}-{share:g}" if share else f"{rule}@{name}"
-            row = {"rule": rule, "attack": name, "byzantine": f"{share:g}"}
-            runs.append(GridRun(row, experiment, out / folder / f"seed-{seed}"))
-    return runs
+            folder = f"{rule}@{attack}-{share:g}" if share else f"{rule}@none"
+            row = {"rule": rule, "attack": attack, "byzantine": f"{share:g}"}
+            experiment = compose(config, [*overrides, *varied])
+            cells.append(GridRun(row, experiment, out / folder / f"seed-{seed}"))
+    return cells
 
 
-def _check_grid_options(
+def _check_choices(
     overrides: Sequence[str],
     rules: Sequence[str],
     attacks: Sequence[str],
     shares: Sequence[float],
 ) -> None:
+    """Refuse empty options, unknown attacks, and overrides of what the command varies."""
     from dispfl.robust.attacks import ATTACKS
     from dispfl.settings import did_you_mean
 
@@ -162,40 +153,15 @@ def _check_grid_options(
                 f"{option} is empty; omit it for its default, or give values separated by commas.",
                 key=option,
             )
-    for name in attacks:
-        if name not in ATTACKS:
-            raise ConfigError(
-                f"attack {name!r} does not exist. {did_you_mean(name, ATTACKS)}", key="--attacks"
-            )
+    for attack in attacks:
+        if attack not in ATTACKS:
+            suggestion = did_you_mean(attack, ATTACKS)
+            raise ConfigError(f"attack {attack!r} does not exist. {suggestion}", key="--attacks")
     for override in overrides:
-        if override.partition("=")[0] in VARIED:
+        if override.partition("=")[0] in ("attack", "byzantine", "method.robust"):
             raise ConfigError(
                 f"{override} is what this command varies; use --attacks, --byzantine and --rules."
             )
-
-
-def measured(runs: "Sequence[GridRun]") -> list[Cell]:
-    """Return what the runs of each row left to honest peers, in the order of the rows."""
-    rows: dict[tuple[str, str, float], list[_Outcome]] = {}
-    for run in runs:
-        row = (run.row["rule"], run.row["attack"], float(run.row["byzantine"]))
-        rows.setdefault(row, []).append(_Outcome.of(run.path))
-
-    clean = rows.get(("none", "none", 0.0))
-    cells = []
-    for (rule, name, share), outcomes in rows.items():
-        mean = fmean(outcome.mean() for outcome in outcomes)
-        worst = fmean(min(outcome.honest().values()) for outcome in outcomes)
-        share_kept = None
-        if clean:
-            same_peers = [
-                before.mean(after.honest()) for before, after in zip(clean, outcomes, strict=True)
-            ]
-            share_kept = mean / fmean(same_peers)
-        tricked = [outcome.tricked for outcome in outcomes if outcome.tricked is not None]
-        success = fmean(tricked) if tricked else None
-        cells.append(Cell(rule, name, share, len(outcomes), mean, worst, share_kept, success))
-    return cells
 
 
 class _Outcome(NamedTuple):
@@ -203,78 +169,127 @@ class _Outcome(NamedTuple):
 
     scores: Sequence[float | None]
     """By peer; None for a Byzantine peer."""
-    tricked: float | None
-    """The success of a backdoor."""
-
-    @classmethod
-    def of(cls, path: Path) -> "_Outcome":
-        from dispfl.runs.directory import read_metrics
-        from dispfl.runs.metrics import last_scores
-
-        records = read_metrics(path)
-        scores = last_scores(records)
-        assert scores is not None  # after the last round models are always evaluated
-        backdoor = records[-1].get("backdoor")
-        return cls(scores["per_peer"], backdoor["mean"] if backdoor else None)
+    backdoor: float | None
 
     def honest(self) -> dict[int, float]:
         """Return the scores of honest peers, by number."""
         return {peer: score for peer, score in enumerate(self.scores) if score is not None}
 
-    def mean(self, peers: Collection[int] | None = None) -> float:
-        """Return the mean score of honest peers, or of some of them."""
-        scores = self.honest()
-        if peers is not None:
-            scores = {peer: score for peer, score in scores.items() if peer in peers}
-        return fmean(scores.values())
+    def mean(self) -> float:
+        """Return the mean score of honest peers."""
+        return statistics.fmean(self.honest().values())
+
+    def mean_of(self, peers: Collection[int]) -> float:
+        """Return the mean score of these peers, as far as they are honest."""
+        honest = self.honest()
+        return statistics.fmean(honest[peer] for peer in peers if peer in honest)
 
 
-def markdown(cells: Sequence[Cell]) -> str:
-    """Return the table: a row per attack and share, a column per rule."""
-    rules = list(dict.fromkeys(cell.rule for cell in cells))
-    by_row: dict[tuple[str, float], dict[str, Cell]] = {}
+def measure(cells: "Sequence[GridRun]") -> list[AttackResult]:
+    """Return the results of each rule, attack and share, in the order of the runs."""
+    by_row: dict[tuple[str, str, float], list[_Outcome]] = {}
     for cell in cells:
-        by_row.setdefault((cell.attack, cell.byzantine), {})[cell.rule] = cell
+        row = (cell.row["rule"], cell.row["attack"], float(cell.row["byzantine"]))
+        by_row.setdefault(row, []).append(_read_outcome(cell.path))
 
-    lines = [
-        f"| attack | Byzantine peers | {' | '.join(rules)} |",
-        "| --- | --- |" + " --- |" * len(rules),
+    undisturbed = by_row.get(("none", "none", 0.0))
+    results = []
+    for (rule, attack, share), outcomes in by_row.items():
+        result = AttackResult(
+            rule,
+            attack,
+            share,
+            seeds=len(outcomes),
+            mean=statistics.fmean(outcome.mean() for outcome in outcomes),
+            worst=statistics.fmean(min(outcome.honest().values()) for outcome in outcomes),
+            retained=_retained(outcomes, undisturbed),
+            backdoor=_mean_backdoor(outcomes),
+        )
+        results.append(result)
+    return results
+
+
+def _read_outcome(run: Path) -> _Outcome:
+    from dispfl.runs.directory import read_metrics
+    from dispfl.runs.metrics import last_scores
+
+    records = read_metrics(run)
+    scores = last_scores(records)
+    assert scores is not None  # after the last round models are always evaluated
+    backdoor = records[-1].get("backdoor")
+    return _Outcome(scores["per_peer"], backdoor["mean"] if backdoor else None)
+
+
+def _retained(outcomes: Sequence[_Outcome], undisturbed: Sequence[_Outcome] | None) -> float | None:
+    """Divide the accuracy of honest peers by that of the same peers in undisturbed runs."""
+    if undisturbed is None:
+        return None
+    attacked_means = []
+    undisturbed_means = []
+    for attacked, reference in zip(outcomes, undisturbed, strict=True):
+        attacked_means.append(attacked.mean())
+        undisturbed_means.append(reference.mean_of(attacked.honest()))
+    return statistics.fmean(attacked_means) / statistics.fmean(undisturbed_means)
+
+
+def _mean_backdoor(outcomes: Sequence[_Outcome]) -> float | None:
+    rates = [outcome.backdoor for outcome in outcomes if outcome.backdoor is not None]
+    return statistics.fmean(rates) if rates else None
+
+
+def attack_table(results: Sequence[AttackResult]) -> "Table":
+    """Return mean and worst honest accuracy in %.
+
+    An attack by a share of Byzantine peers is a row, a rule is a column.
+    """
+    from dispfl.report.tables import Table, TableColumn
+
+    by_row: dict[tuple[str, float], dict[str, AttackResult]] = {}
+    for result in results:
+        by_row.setdefault((result.attack, result.byzantine), {})[result.rule] = result
+    # Rows without Byzantine peers come first.
+    rows = sorted(by_row, key=lambda row: (row[1] > 0, row))
+
+    columns = [
+        TableColumn(("attack", ""), [attack for attack, _ in rows], text=True),
+        TableColumn(("Byzantine", "peers"), [f"{share:.0%}" for _, share in rows]),
     ]
-    without_attack_first = sorted(by_row, key=lambda row: (row[1] > 0, row))
-    for name, share in without_attack_first:
-        row = by_row[name, share]
-        texts = [row[rule].text if rule in row else "" for rule in rules]
-        lines.append(f"| {name} | {share:.0%} | {' | '.join(texts)} |")
-    return "\n".join([*lines, "", _legend(cells), ""])
+    for rule in dict.fromkeys(result.rule for result in results):
+        cells = [_accuracies(by_row[row][rule]) for row in rows]
+        columns.append(TableColumn((rule, ""), cells))
+    return Table(columns, _notes(results))
 
 
-def _legend(cells: Sequence[Cell]) -> str:
+def _accuracies(result: AttackResult) -> str:
+    """`75.0 (60)`, with the success of a backdoor and a mark: `75.0 (60), 12% *`."""
+    text = f"{100 * result.mean:.1f} ({100 * result.worst:.0f})"
+    if result.backdoor is not None:
+        text += f", {result.backdoor:.0%}"
+    if result.retained is not None and result.retained < ACCEPTABLE:
+        text += " *"
+    return text
+
+
+def _notes(results: Sequence[AttackResult]) -> list[str]:
     from dispfl.report.wording import plural
 
-    seeds = plural(cells[0].seeds, "seed")
-    legend = f"Mean (worst) accuracy of the honest peers in %; {seeds}."
-    if any(cell.kept is not None for cell in cells):
-        legend += (
-            f" * marks less than {TOLERATED:.0%} of what the same peers reach by the plain average"
+    seeds = plural(results[0].seeds, "seed")
+    notes = [f"Mean (worst) accuracy of the honest peers in %; {seeds}."]
+    if any(result.retained is not None for result in results):
+        notes.append(
+            f"* marks less than {ACCEPTABLE:.0%} of what the same peers reach by the plain average"
             " without Byzantine peers."
         )
-    if any(cell.backdoor is not None for cell in cells):
-        legend += (
-            " After a backdoor's accuracies: the share of inputs with its trigger that are taken"
-            " for its target."
+    if any(result.backdoor is not None for result in results):
+        notes.append(
+            "After a backdoor's accuracies: the share of inputs with its trigger that are"
+            " classified as its target."
         )
-    return legend
-
-
-def csv_rows(cells: Sequence[Cell]) -> str:
-    """Return all numbers as CSV."""
-    from dispfl.report.tables import csv_text
-
-    return csv_text([cell._asdict() for cell in cells])
+    return notes
 
 
 def _check_robust(method: "Method") -> None:
-    """Refuse a method that averages nobody's models, or by none of the rules."""
+    """Refuse a method that has no robust rules."""
     from dispfl.registry import METHODS
     from dispfl.robust.averages import Robust
 
@@ -290,11 +305,12 @@ def _check_robust(method: "Method") -> None:
 
 
 def _split(text: str) -> list[str]:
-    """Return the values of a list, each once."""
-    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    """Return the distinct values of a list separated by commas."""
+    values = filter(None, map(str.strip, text.split(",")))
+    return list(dict.fromkeys(values))
 
 
-def _shares(text: str) -> list[float]:
+def _parse_shares(text: str) -> list[float]:
     shares = []
     for item in _split(text):
         try:
