@@ -1,11 +1,10 @@
-"""The reference of the Python API as Markdown, from signatures and docstrings: what `from dispfl
-import ...` offers, by section."""
+"""The reference of the Python API as Markdown, from signatures and docstrings."""
 
 import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, get_args
@@ -22,7 +21,7 @@ class Section:
     title: str
     names: str
     settings: str = ""
-    """Settings classes, which take one line each of a table before the names."""
+    """Settings classes, listed in a table before the names."""
     intro: str = ""
 
 
@@ -49,8 +48,8 @@ SECTIONS = (
 )
 MEMBERS = {"Experiment": {"run", "split"}}
 """Of these classes only some methods are shown."""
-REST = "Models as flat vectors"
-"""The section of all names that no other one has."""
+LAST_SECTION = "Models as flat vectors"
+"""The section of all names that are in no other one."""
 
 INTRO = """\
 # Python API
@@ -65,21 +64,28 @@ docstrings by `make reference`; `help(dispfl.Federation)` prints one in full.
 def api_as_markdown() -> str:
     """Return the page: every public name with its signature, first sentence and attributes."""
     public = import_module("dispfl")
-    listed = " ".join(f"{section.names} {section.settings}" for section in SECTIONS).split()
-    rest = " ".join(sorted(set(public.__all__) - {*listed, "__version__"}))
     lines = [INTRO.rstrip()]
-    for section in (*SECTIONS, Section(REST, rest)):
+    for section in (*SECTIONS, _last_section(public.__all__)):
         lines += ["", f"## {section.title}"]
         if section.settings:
             lines += ["", "| settings class | what it is |", "| --- | --- |"]
         for name in section.settings.split():
-            lines.append(f"| `{name}` | {_cell(_sentence(getattr(public, name).__doc__))} |")
+            meaning = _sentence(getattr(public, name).__doc__)
+            lines.append(f"| `{name}` | {_cell(meaning)} |")
         if section.intro:
             lines += ["", section.intro]
         for name in section.names.split():
             described = check_method if name == "check_method" else getattr(public, name)
             lines += ["", f"### `{name}`", "", *_entry(name, described)]
     return "\n".join(lines) + "\n"
+
+
+def _last_section(public_names: Iterable[str]) -> Section:
+    """Return the section of the names that no other section lists."""
+    unlisted = set(public_names) - {"__version__"}
+    for section in SECTIONS:
+        unlisted.difference_update(section.names.split(), section.settings.split())
+    return Section(LAST_SECTION, " ".join(sorted(unlisted)))
 
 
 def _entry(name: str, described: Any) -> Iterator[str]:
@@ -103,8 +109,8 @@ def _class(name: str, cls: type) -> Iterator[str]:
         yield ""
     yield from _paragraph(_sentence(cls.__doc__))
 
-    attributes = {} if issubclass(cls, BaseException) else _attributes(body)
-    if attributes:
+    attributes = _attributes(body)
+    if attributes and not issubclass(cls, BaseException):
         yield from ["", "| attribute | meaning |", "| --- | --- |"]
         for attribute, meaning in attributes.items():
             yield f"| `{attribute}` | {_cell(meaning)} |"
@@ -113,8 +119,8 @@ def _class(name: str, cls: type) -> Iterator[str]:
     for method in body.body:
         if isinstance(method, ast.FunctionDef) and _is_shown(name, method):
             sentence = _sentence(ast.get_docstring(method))
-            signature = f"{method.name}({', '.join(_parameters(method.args, annotated=False))})"
-            methods += _paragraph(f"- `{signature}`: {sentence}", indent="  ")
+            parameters = ", ".join(_parameters(method.args, annotated=False))
+            methods += _paragraph(f"- `{method.name}({parameters})`: {sentence}", indent="  ")
     if methods:
         yield ""
         yield from methods
@@ -122,7 +128,7 @@ def _class(name: str, cls: type) -> Iterator[str]:
 
 def _is_shown(class_name: str, method: ast.FunctionDef) -> bool:
     """Whether a method is public, has a docstring, and is no property."""
-    decorators = " ".join(ast.unparse(decorator) for decorator in method.decorator_list)
+    decorators = " ".join(map(ast.unparse, method.decorator_list))
     if method.name.startswith(("_", "model_")) or not ast.get_docstring(method):
         return False
     if "property" in decorators or "validator" in decorators:
@@ -132,18 +138,19 @@ def _is_shown(class_name: str, method: ast.FunctionDef) -> bool:
 
 def _attributes(body: ast.ClassDef) -> dict[str, str]:
     """Return the fields and properties of a class that are described, with their meaning."""
-    found = {}
+    meanings = {}
     for statement, after in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
         match statement, after:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = _sentence(text)
+                meanings[name] = _sentence(text)
             case ast.FunctionDef(name=name, decorator_list=[ast.Name(id=decorator)]), _:
-                if "property" in decorator and not name.startswith("_"):
-                    found[name] = _sentence(ast.get_docstring(statement) or "")
-    return {name: meaning for name, meaning in found.items() if meaning}
+                docstring = ast.get_docstring(statement)
+                if "property" in decorator and docstring and not name.startswith("_"):
+                    meanings[name] = _sentence(docstring)
+    return meanings
 
 
 def _definition(described: Any) -> ast.FunctionDef | ast.ClassDef:
@@ -163,14 +170,15 @@ def _constructor(body: ast.ClassDef) -> ast.FunctionDef | None:
 def _signature(definition: ast.AST, name: str) -> str:
     """Return a signature as it is written, on one line or with one line per parameter."""
     assert isinstance(definition, ast.FunctionDef)
-    parts = _parameters(definition.args)
+    parameters = _parameters(definition.args)
     result = ""
     if definition.returns is not None and definition.name != "__init__":
         result = f" -> {_annotation(definition.returns)}"
-    line = f"{name}({', '.join(parts)}){result}"
+    line = f"{name}({', '.join(parameters)}){result}"
     if len(line) <= WIDTH:
         return line
-    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){result}"])
+    parameter_lines = [f"    {parameter}," for parameter in parameters]
+    return "\n".join([f"{name}(", *parameter_lines, f"){result}"])
 
 
 def _parameters(arguments: ast.arguments, *, annotated: bool = True) -> list[str]:
@@ -178,16 +186,17 @@ def _parameters(arguments: ast.arguments, *, annotated: bool = True) -> list[str
     positional = [*arguments.posonlyargs, *arguments.args]
     without_default = len(positional) - len(arguments.defaults)
     defaults = [*[None] * without_default, *arguments.defaults]
-    parts = []
+    texts = []
     for parameter, default in zip(positional, defaults, strict=True):
         if parameter.arg not in ("self", "cls"):
-            parts.append(_parameter(parameter, default, annotated))
+            texts.append(_parameter(parameter, default, annotated))
     if arguments.vararg is not None:
-        parts.append(f"*{_parameter(arguments.vararg, None, annotated)}")
+        texts.append(f"*{_parameter(arguments.vararg, None, annotated)}")
     elif arguments.kwonlyargs:
-        parts.append("*")
-    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return parts + [_parameter(keyword, default, annotated) for keyword, default in keywords]
+        texts.append("*")
+    for keyword, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        texts.append(_parameter(keyword, keyword_default, annotated))
+    return texts
 
 
 def _parameter(parameter: ast.arg, default: ast.expr | None, annotated: bool) -> str:
@@ -206,7 +215,9 @@ def _annotation(annotation: ast.expr) -> str:
 
 def _type_text(described: Any) -> str:
     """Return a type without what validates it."""
-    return str(get_args(described)[0] if hasattr(described, "__metadata__") else described)
+    if hasattr(described, "__metadata__"):
+        described = get_args(described)[0]
+    return str(described)
 
 
 def _sentence(docstring: str | None) -> str:

@@ -294,9 +294,7 @@ def _check_robust(method: "Method") -> None:
     from dispfl.robust.averages import Robust
 
     if not isinstance(method, Robust):
-        robust = [
-            name for name, method_class in METHODS.items() if issubclass(method_class, Robust)
-        ]
+        robust = [name for name in METHODS if issubclass(METHODS[name], Robust)]
         raise ConfigError(
             f"method={METHODS.name_of(method)} has no method.robust; choose one of"
             f" {', '.join(robust)}.",
