@@ -196,6 +196,8 @@ def _parameters(arguments: ast.arguments, *, annotated: bool = True) -> list[str
         texts.append("*")
     for keyword, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         texts.append(_parameter(keyword, keyword_default, annotated))
+    if arguments.kwarg is not None:
+        texts.append(f"**{_parameter(arguments.kwarg, None, annotated)}")
     return texts
 
 

@@ -15,6 +15,7 @@ from dispfl.cli.grid import (
     OutOption,
     SeedsOption,
     run_grid,
+    split_commas,
 )
 from dispfl.errors import ConfigError
 from dispfl.terminal import print_text
@@ -86,7 +87,7 @@ def attack(
     console = Console()
     with output_folder(out, Path("runs") / "attack") as folder:
         cells = attack_grid(
-            overrides, content, _split(rules), _split(attacks), shares, seeds, folder
+            overrides, content, split_commas(rules), split_commas(attacks), shares, seeds, folder
         )
         check_grid(cells)
         resume_options = [] if out else ["--out", str(folder)]
@@ -302,15 +303,9 @@ def _check_robust(method: "Method") -> None:
         )
 
 
-def _split(text: str) -> list[str]:
-    """Return the distinct values of a list separated by commas."""
-    values = filter(None, map(str.strip, text.split(",")))
-    return list(dict.fromkeys(values))
-
-
 def _parse_shares(text: str) -> list[float]:
     shares = []
-    for item in _split(text):
+    for item in split_commas(text):
         try:
             share = float(item)
         except ValueError:

@@ -197,16 +197,16 @@ def _print(
     if len(estimated.groups) > 1:
         groups = number_table("density", "peers", "kept", "FLOPs per peer")
         for group in estimated.groups:
-            density, peers = f"{group.density:g}", str(group.peers)
-            groups.add_row(density, peers, f"{group.kept:,}", _flops(group.flops))
+            kept_weights = f"{group.kept:,}"
+            flops = _flops(group.flops)
+            groups.add_row(f"{group.density:g}", str(group.peers), kept_weights, flops)
         console.print(groups, "", sep="\n")
     for sentence in _legend(inputs, estimated, wire):
         print_text(console, sentence, "dim")
 
 
 def _layers_table(estimated: "RoundCosts") -> "Table":
-    """Return the layers; with masks of channels, the shapes of the small network say what is
-    kept."""
+    """Return the layers; with masks of channels, with the shapes of the small network."""
     small = estimated.layers[0].small_shape is not None
     headings = ("small", "density") if small else ("density", "kept")
     table = number_table("layer", "shape", *headings, "MFLOPs")
@@ -217,19 +217,20 @@ def _layers_table(estimated: "RoundCosts") -> "Table":
         table.add_row(name, shape, *cells, flops)
 
     for layer in estimated.layers:
-        kept = f"{layer.kept:,.0f}"
+        kept_weights = f"{layer.kept:,.0f}"
         if layer.small_shape is not None:
-            kept = _shape(layer.small_shape)
+            kept_weights = _shape(layer.small_shape)
         flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else UNKNOWN
-        add(layer.name, _shape(layer.shape), kept, layer.kept / layer.size, flops)
+        add(layer.name, _shape(layer.shape), kept_weights, layer.kept / layer.size, flops)
     if estimated.fixed_flops:
         flops = f"{estimated.fixed_flops / 1e6:,.2f}"
         table.add_row("products of activations", "", "", "", flops)
     table.add_section()
     forward = estimated.fixed_flops + sum(layer.flops for layer in estimated.layers)
     density = estimated.kept / estimated.parameters
-    parameters, kept = f"{estimated.parameters:,}", f"{estimated.kept:,.0f}"
-    add("all", parameters, kept, density, f"{forward / 1e6:,.2f}")
+    parameters = f"{estimated.parameters:,}"
+    kept_weights = f"{estimated.kept:,.0f}"
+    add("all", parameters, kept_weights, density, f"{forward / 1e6:,.2f}")
     return table
 
 
@@ -283,14 +284,14 @@ def _legend(inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts") ->
     from dispfl.methods.base import ServerMethod
 
     over = ", mean over peers" if len(estimated.groups) > 1 else ""
-    kind = "counted: dense kernels do the work"
+    work = "counted: dense kernels do the work"
     if inputs.method.masks_channels:
-        kind = "saved: a peer trains the small network, which computes only these"
+        work = "saved: a peer trains the small network, which computes only these"
     drawn = "all peers' masks drawn"
     if wire.peers_drawn < inputs.peers:
         drawn = f"masks of {wire.peers_drawn} peers drawn"
     notes = [
-        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {kind}.",
+        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {work}.",
         "Normalization, activations and pooling are free, as in the paper.",
         (
             "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers"

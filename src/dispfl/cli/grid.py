@@ -218,10 +218,16 @@ def run_grid(
         raise typer.Exit(130) from None
 
 
+def split_commas(text: str) -> list[str]:
+    """Return the distinct values of an option that takes several, in their order."""
+    values = filter(None, map(str.strip, text.split(",")))
+    return list(dict.fromkeys(values))
+
+
 def parse_targets(text: str, shares: bool = True) -> list[float]:
     """Parse `0.6,0.7`; `shares` are in (0, 1], as the built-in metrics of classification are."""
     targets = []
-    for item in filter(None, map(str.strip, text.split(","))):
+    for item in split_commas(text):
         try:
             target = float(item)
         except ValueError:

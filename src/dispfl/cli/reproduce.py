@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dispfl.cli.grid import JobsOption
+from dispfl.cli.grid import JobsOption, split_commas
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import number_table, print_text
 
@@ -115,7 +115,7 @@ def reproduce(
     overrides += data_dir_override(data_dir)
     experiment = find_experiment(name, scale)
     out = out or Path("runs/reproduce") / scale
-    selected = list(filter(None, map(str.strip, only.split(","))))
+    selected = split_commas(only)
     if budget != "rounds" and experiment.about.figure == "masks":
         raise ConfigError(
             f"{name} compares masks, not scores: omit --budget {budget}.", key="--budget"
