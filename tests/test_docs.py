@@ -338,6 +338,28 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{there}#{anchor}"
 
 
+def test_the_architecture_page_names_files_functions_and_rooms_that_exist() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    package = DOCS.parent / "src/dispfl"
+    files = set(re.findall(r"`([a-z_/]+\.py)[`:]", page)) - {
+        "listener.py",
+        "ray_pool.py",
+        "ray_worker.py",
+    }
+    assert len(files) > 30
+    for file in files:
+        root = DOCS.parent if file.startswith(("benchmarks/", "tests/", "examples/")) else package
+        assert (root / file).is_file(), file
+    for file, name in re.findall(r"`([a-z_/]+\.py): (\w+)", page):
+        assert re.search(rf"(def|class) {name}\b|^{name}\b", (package / file).read_text(), re.M), (
+            name
+        )
+
+    rooms = set(re.findall(r"^\| `([a-z]+)/` \|", page, re.M))
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert rooms == folders
+
+
 RESULTS = [DOCS / "claims.md", *sorted((DOCS / "results").glob("*.md"))]
 
 
