@@ -190,25 +190,26 @@ def _highest(values: Sequence[float | None]) -> frozenset[int]:
 
 def _cost_columns(printed: PrintedTable, lines: Sequence[TableLine]) -> Iterator[TableColumn]:
     """Yield columns of MB and FLOPs, which the paper prints once for both partitions."""
-    megabytes = [_megabytes(line, printed) for line in lines]
-    yield TableColumn(
-        ("MB", "paper"), [_text(_printed(line, lambda row: row.comm)) for line in lines]
-    )
-    yield TableColumn(("", "ours"), list(map(_three_digits, megabytes)))
+    printed_mb = []
+    our_mb = []
+    printed_flops = []
+    flops = []
+    for line in lines:
+        printed_mb.append(_text(_printed(line, lambda row: row.comm)))
+        our_mb.append(_three_digits(_megabytes(line, printed)))
+        printed_flops.append(_text(_printed(line, lambda row: row.flops)))
+        flops.append(_flops(line))
+    yield TableColumn(("MB", "paper"), printed_mb)
+    yield TableColumn(("", "ours"), our_mb)
 
-    flops = [_flops(line) for line in lines]
     printed_unit = float(printed.flops_unit)
     smallest = min((amount for amount in flops if amount > 0), default=printed_unit)
     our_unit = printed_unit
     if smallest < printed_unit / 10:
         our_unit = 10.0 ** (3 * floor(log10(smallest) / 3))
-    yield TableColumn(
-        (_power(printed_unit), "paper"),
-        [_text(_printed(line, lambda row: row.flops)) for line in lines],
-    )
-    yield TableColumn(
-        (_power(our_unit), "ours"), [_three_digits(amount / our_unit) for amount in flops]
-    )
+    our_flops = [_three_digits(amount / our_unit) for amount in flops]
+    yield TableColumn((_power(printed_unit), "paper"), printed_flops)
+    yield TableColumn((_power(our_unit), "ours"), our_flops)
 
 
 def _rounds_columns(

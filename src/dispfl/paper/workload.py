@@ -208,7 +208,7 @@ def _distinct_values(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
 
 
 def _properties(experiment: Experiment) -> dict[str, str]:
-    """Return what an experiment is told by, as far as it has it."""
+    """Return the properties by which experiments are compared, as far as this one has them."""
     method, topology = experiment.method, experiment.topology
     properties = {
         "data": experiment.data.name,

@@ -91,22 +91,30 @@ class ComparisonRow:
     @property
     def paper_mb(self) -> float:
         """Traffic of the busiest node in MB per round, as the paper counts it; mean over seeds."""
-        return fmean(run.paper_mb for run in self.runs)
+        return self._mean(lambda run: run.paper_mb)
 
     @property
     def wire_mb(self) -> float:
         """The same as sent."""
-        return fmean(run.wire_mb for run in self.runs)
+        return self._mean(lambda run: run.wire_mb)
 
     @property
     def flops_per_peer(self) -> float:
         """Training FLOPs of a peer per round, mean over seeds."""
-        return fmean(run.flops_per_peer for run in self.runs)
+        return self._mean(lambda run: run.flops_per_peer)
 
     @property
     def flops_total(self) -> float:
         """Training FLOPs of all peers per round, mean over seeds."""
-        return fmean(run.flops_total for run in self.runs)
+        return self._mean(lambda run: run.flops_total)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all rounds, mean over seeds."""
+        return self._mean(lambda run: run.points[-1].seconds)
+
+    def _mean(self, number: Callable[[RecordedRun], float]) -> float:
+        return fmean(map(number, self.runs))
 
     @property
     def flops_kind(self) -> str:
@@ -116,7 +124,7 @@ class ComparisonRow:
     @property
     def seconds_per_peer(self) -> float | None:
         """Seconds that a peer computes in a round; None if a seed has not measured them."""
-        return _mean_if_all(run.seconds_per_peer for run in self.runs)
+        return self._mean_if_all(lambda run: run.seconds_per_peer)
 
     @property
     def failures(self) -> int:
@@ -125,11 +133,21 @@ class ComparisonRow:
 
     def rounds_to(self, target: float) -> float | None:
         """Return the rounds needed to reach a score; None if a seed does not reach it."""
-        return _mean_if_all(run.rounds_to(target) for run in self.runs)
+        return self._mean_if_all(lambda run: run.rounds_to(target))
 
     def mean_final(self, number: Callable[[RunPoint], float | None]) -> float | None:
         """Return the mean over seeds of a number of the final point; None if a seed has none."""
-        return _mean_if_all(number(run.final) if run.final else None for run in self.runs)
+        return self._mean_if_all(lambda run: number(run.final) if run.final else None)
+
+    def _mean_if_all(self, number: Callable[[RecordedRun], float | None]) -> float | None:
+        """Return a mean over seeds; None if a seed has no value: means of others do not compare."""
+        values: list[float] = []
+        for run in self.runs:
+            value = number(run)
+            if value is None:
+                return None
+            values.append(value)
+        return fmean(values)
 
     @property
     def by_seed(self) -> dict[int, RecordedRun]:
@@ -154,16 +172,6 @@ class ComparisonRow:
         if not self.has_data_of(reference):
             return None
         return paired_difference(self.peer_scores, reference.peer_scores)
-
-
-def _mean_if_all(values: Iterable[float | None]) -> float | None:
-    """Return the mean; None if a value is missing: means over different seeds do not compare."""
-    measured: list[float] = []
-    for value in values:
-        if value is None:
-            return None
-        measured.append(value)
-    return fmean(measured)
 
 
 def _have_same_data(run: RecordedRun, reference: RecordedRun) -> bool:

@@ -10,9 +10,13 @@ from dispfl.report.charts import coordinate, element, point, svg
 
 LEVELS = 8
 """Colour levels of a heat map. Cells of one level are one path, which keeps large maps small."""
-MAP_WIDTH, MAP_LEFT, MAP_TOP, MAP_BOTTOM = 540.0, 40.0, 22.0, 44.0
+MAP_WIDTH = 540.0
+MAP_LEFT = 40.0
+MAP_TOP = 22.0
+MAP_BOTTOM = 44.0
 MAX_CELL_WIDTH = 36.0
-GRAPH_WIDTH, GRAPH_RADIUS = 460.0, 186.0
+GRAPH_WIDTH = 460.0
+GRAPH_RADIUS = 186.0
 CENTRE = (GRAPH_WIDTH / 2, GRAPH_WIDTH / 2)
 MAX_ARROWS = 120
 """The arrow heads of more links would overlap."""
@@ -78,8 +82,8 @@ class HeatMap:
 
     def _cells(self, level: int) -> Markup:
         """Return all cells of one colour level."""
-        width, height = self.cell_width, self.cell_height
-        shape = f"h{width:.2f}v{height:.2f}h-{width:.2f}z"
+        width = f"{self.cell_width:.2f}"
+        shape = f"h{width}v{self.cell_height:.2f}h-{width}z"
         path = ""
         for k, counts in enumerate(self.counts):
             for row, count in enumerate(counts):
@@ -140,13 +144,13 @@ def peer_graph(
         element("path", d=_links(highlighted, positions, arrows), class_="links highlighted"),
     ]
     for peer in roster:
+        senders = _first_few(neighbours.get(peer, []))
+        state = f"receives from {senders}; sends to {_first_few(receivers[peer])}"
+        mark = "highlighted" if peer == example else ""
         if peer in offline:
-            state, kind = "offline", "offline"
-        else:
-            senders = _first_few(neighbours.get(peer, []))
-            state = f"receives from {senders}; sends to {_first_few(receivers[peer])}"
-            kind = "highlighted" if peer == example else ""
-        drawn.append(_node(positions[peer], f"peer {peer}: {state}", kind, len(roster)))
+            state = "offline"
+            mark = "offline"
+        drawn.append(_node(positions[peer], f"peer {peer}: {state}", mark, len(roster)))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
 
@@ -167,8 +171,8 @@ def server_star(
         tooltip = f"peer {peer}"
         if cohort is not None:
             tooltip += f": {'participated' if participated else 'idle'} in the last round"
-        kind = "highlighted" if participated else ""
-        nodes.append(_node(positions[peer], tooltip, kind, len(roster)))
+        mark = "highlighted" if participated else ""
+        nodes.append(_node(positions[peer], tooltip, mark, len(roster)))
 
     x, y = CENTRE
     drawn = [
@@ -217,11 +221,11 @@ def _links(links: Sequence[Link], positions: Mapping[str, Position], arrows: boo
 
 def _link(start: Position, end: Position, arrow: bool) -> str:
     line = f"M{point(*start)}L{point(*end)}"
-    along_x, along_y = end[0] - start[0], end[1] - start[1]
-    length = hypot(along_x, along_y)
+    length = hypot(end[0] - start[0], end[1] - start[1])
     if not arrow or length < 20:
         return line
-    along_x, along_y = along_x / length, along_y / length
+    along_x = (end[0] - start[0]) / length
+    along_y = (end[1] - start[1]) / length
     tip = (end[0] - 8 * along_x, end[1] - 8 * along_y)  # at the rim of the peer's dot
     back = (tip[0] - 7 * along_x, tip[1] - 7 * along_y)
     left = (back[0] + 3.5 * along_y, back[1] - 3.5 * along_x)
@@ -229,10 +233,10 @@ def _link(start: Position, end: Position, arrow: bool) -> str:
     return f"{line}M{point(*left)}L{point(*tip)}L{point(*right)}"
 
 
-def _node(position: Position, tooltip: str, kind: str, peers: int) -> Markup:
+def _node(position: Position, tooltip: str, mark: str, peers: int) -> Markup:
     """Return a dot with a tooltip, smaller if many peers would overlap."""
     radius = max(1.5, min(6.0, 0.45 * 2 * pi * GRAPH_RADIUS / peers))
-    css_class = f"node {kind}".strip()
+    css_class = f"node {mark}".strip()
     title = element("title", tooltip)
     return element("circle", title, class_=css_class, cx=position[0], cy=position[1], r=radius)
 

@@ -30,7 +30,8 @@ IGNORED_KEYS = {
 DATA_TABLES = ("data.", "partition.")
 DATA_KEYS = {"peers", "unseen_peers", "samples", "metric", "made_in_python"}
 """Keys outside of tables that say which peers, data and metrics a run has."""
-COUNTED, SAVED = "counted", "saved"
+COUNTED = "counted"
+SAVED = "saved"
 MAX_NAMED = 3
 """Labels that a sentence names before it counts the others."""
 
@@ -127,25 +128,24 @@ def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     all_settings = [flat_settings(config) for config in configs]
     rivals: dict[tuple[str, bool], list[dict[str, str]]] = {}
     for settings in all_settings:
-        same_kind = rivals.setdefault(_kind(settings), [])
-        if settings not in same_kind:
-            same_kind.append(settings)
-    distinguishing = {kind: _distinguishing_keys(rows) for kind, rows in rivals.items()}
+        family = rivals.setdefault(_family(settings), [])
+        if settings not in family:
+            family.append(settings)
+    distinguishing = {family: _distinguishing_keys(rows) for family, rows in rivals.items()}
 
     labels: list[str] = []
     owners: dict[str, dict[str, str]] = {}
     for settings in all_settings:
-        kind = _kind(settings)
-        label = _label(settings, distinguishing[kind])
+        label = _label(settings, distinguishing[_family(settings)])
         if owners.setdefault(label, settings) != settings:
             # A custom method that is called Dis-PFL.
-            label = f"{label} ({kind[0]})"
+            label = f"{label} ({settings['method.name']})"
         labels.append(label)
     return labels
 
 
 def _label(settings: Mapping[str, str], distinguishing_keys: Sequence[str]) -> str:
-    name, channels = _kind(settings)
+    name, channels = _family(settings)
     details = ["channels"] if channels else []
     for key in distinguishing_keys:
         details.append(_short(key, settings.get(key, "not set")))
@@ -153,7 +153,7 @@ def _label(settings: Mapping[str, str], distinguishing_keys: Sequence[str]) -> s
     return f"{label} ({', '.join(details)})" if details else label
 
 
-def _kind(settings: Mapping[str, str]) -> tuple[str, bool]:
+def _family(settings: Mapping[str, str]) -> tuple[str, bool]:
     """Return the method, and whether it masks channels."""
     return settings["method.name"], settings.get("method.structure") == "channels"
 

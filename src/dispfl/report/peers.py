@@ -47,7 +47,8 @@ MAX_SENDERS = 20
 """Senders that are listed for each row."""
 PEERS_PER_MAP = 25
 """Two maps fit side by side on a desktop."""
-MAX_MAPPED_PEERS, MAX_SPLITS = 100, 3
+MAX_MAPPED_PEERS = 100
+MAX_SPLITS = 3
 MAX_CLASSES = 12
 """Number of classes that a tooltip lists."""
 

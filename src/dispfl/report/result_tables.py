@@ -130,14 +130,16 @@ def _flops_column(second: str, priority: int, flops: Sequence[float]) -> TableCo
 def _extra_column(comparison: Comparison, name: str) -> TableColumn:
     """Return the column of another metric, or of a quantity as it is declared."""
     metric = comparison.measure.name
-    first, second, priority = name, "", 8 if name == GAP else 4
+    heading = (name, "")
+    priority = 8 if name == GAP else 4
     for quantity in QUANTITIES:
         column = quantity.column
         if column and column.name.format(metric=metric) == name:
-            first, second = (line.format(metric=metric) for line in column.heading)
+            first, second = column.heading
+            heading = (first.format(metric=metric), second.format(metric=metric))
             priority = column.priority
     cells = [format_number(row.extra(name), 3) for row in comparison.rows]
-    return TableColumn((first, second), cells, priority)
+    return TableColumn(heading, cells, priority)
 
 
 def _final_round(row: ComparisonRow) -> float | None:
@@ -213,13 +215,13 @@ def _score_sentence(comparison: Comparison) -> str:
 
 
 def _targets_sentence(comparison: Comparison) -> str:
-    over, missed = "", "not reached"
+    rounds = comparison.rows[0].rounds
     if comparison.most_seeds > 1:
-        over, missed = ", mean over seeds", "not reached by every seed"
-    return (
-        f"rounds to a target: the first evaluated round that reaches it{over};"
-        f" >{comparison.rows[0].rounds}: {missed}."
-    )
+        return (
+            "rounds to a target: the first evaluated round that reaches it, mean over seeds;"
+            f" >{rounds}: not reached by every seed."
+        )
+    return f"rounds to a target: the first evaluated round that reaches it; >{rounds}: not reached."
 
 
 def _references(comparison: Comparison) -> str:

@@ -135,7 +135,7 @@ def _result_cells(results: ReportResults, row: ComparisonRow, flops_scale: float
     yield format_seconds(row.seconds_per_peer)
     rounds = number_range([len(run.records) for run in row.runs], "–")
     yield f"{rounds} of {row.runs[0].config['rounds']}" if row.unfinished else rounds
-    yield f"{fmean(run.points[-1].seconds for run in row.runs):.1f}"
+    yield f"{row.seconds:.1f}"
 
 
 def _difference_cell(results: ReportResults, difference: Difference | None) -> Cell:

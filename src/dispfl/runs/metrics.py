@@ -15,6 +15,7 @@ import torch
 
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
+from dispfl.core.quantities import ROUND_QUANTITIES
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
@@ -196,24 +197,28 @@ def summarize_rounds(records: Sequence[Metrics]) -> Metrics:
         if quantity.summarized and records:
             summary[quantity.name] = last(records, quantity.name)
 
-    busiest = [record["busiest"] for record in records]
+    # One list of numbers per quantity of a round; that of failures counts them.
+    columns: dict[str, list[float]] = {}
+    for record in records:
+        for quantity in ROUND_QUANTITIES:
+            for name, number in quantity.numbers(record).items():
+                columns.setdefault(name, []).append(number)
+
+    def mean(name: str) -> float:
+        return statistics.fmean(columns[name]) if records else 0.0
+
     return summary | {
         "busiest": {
-            "paper_mb_per_round": mean([node["paper_mb"] for node in busiest]),
-            "wire_mb_per_round": mean([node["wire_mb"] for node in busiest]),
-            "connections": max((node["connections"] for node in busiest), default=0),
+            "paper_mb_per_round": mean("busiest.paper_mb"),
+            "wire_mb_per_round": mean("busiest.wire_mb"),
+            "connections": max(columns.get("busiest.connections", [0])),
         },
-        "flops_per_peer_round": mean([record["flops_per_peer"] for record in records]),
-        "flops_total_round": mean([record["flops_total"] for record in records]),
-        "failures": sum(len(record["failures"]) for record in records),
-        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "flops_per_peer_round": mean("flops_per_peer"),
+        "flops_total_round": mean("flops_total"),
+        "failures": sum(columns.get("failures", [])),
+        "seconds": round(sum(columns.get("seconds", [])), 3),
         "seconds_per_peer_round": seconds_per_peer_round(records),
     }
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values; 0 of none."""
-    return statistics.fmean(values) if values else 0.0
 
 
 def groups(
