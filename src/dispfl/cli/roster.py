@@ -1,5 +1,4 @@
-"""`dispfl peer roster`: the tool of a federation's administrators, who sign the list of its
-members."""
+"""`dispfl peer roster`: for a federation's administrators, who sign the list of its members."""
 
 import json
 import re
@@ -61,7 +60,7 @@ def init(
 
     if file.exists():
         raise RosterError(f"{file} exists; choose another file for the new roster.")
-    admins = dict(read_admin(text_of(each, *ADMIN)) for each in admin)
+    admins = dict(read_admin(text_of(argument, *ADMIN)) for argument in admin)
     if len(admins) != len(admin):
         raise ConfigError(
             "Two administrators have the same name; give every key a name of its own."
@@ -95,11 +94,11 @@ def add(
     from dispfl.peer.membership.identity import readable_fingerprint
     from dispfl.peer.membership.invite import Invite
 
-    invites = [Invite.read(text_of(each, *INVITE)) for each in invite]
+    invites = [Invite.read(text_of(argument, *INVITE)) for argument in invite]
     _change(file, lambda roster: roster.with_members(invites))
-    for each in invites:
-        typer.echo(f"{each.name} at {each.address}")
-        for line in readable_fingerprint(each.fingerprint):
+    for member in invites:
+        typer.echo(f"{member.name} at {member.address}")
+        for line in readable_fingerprint(member.fingerprint):
             typer.echo(f"    {line}")
 
 
@@ -152,8 +151,12 @@ def show(
             "admins": sorted(roster.admins),
             "signed_by": roster.signers(),
             "members": [
-                {"name": each.name, "address": str(each.address), "fingerprint": each.fingerprint}
-                for each in members
+                {
+                    "name": member.name,
+                    "address": str(member.address),
+                    "fingerprint": member.fingerprint,
+                }
+                for member in members
             ],
             "problems": roster.unusable,
         }
@@ -165,17 +168,17 @@ def show(
     )
     typer.echo(_signatures(roster))
     _echo_administrators(roster)
-    for each in members:
-        first, second = readable_fingerprint(each.fingerprint)
-        typer.echo(f"\n{each.name} at {each.address}\n    {first}\n    {second}")
+    for member in members:
+        first, second = readable_fingerprint(member.fingerprint)
+        typer.echo(f"\n{member.name} at {member.address}\n    {first}\n    {second}")
     for problem in roster.unusable:
         typer.echo(f"\n{problem}")
 
 
 def _change(file: Path, edit: Callable[["Roster"], "Roster"]) -> None:
-    old = _read(file)
-    roster = edit(old)
-    if roster is old:
+    before = _read(file)
+    roster = edit(before)
+    if roster is before:
         typer.echo("Nothing changes.")
         return
     _write(file, roster)
@@ -186,11 +189,12 @@ def _change(file: Path, edit: Callable[["Roster"], "Roster"]) -> None:
 
 
 def _signatures(roster: "Roster") -> str:
-    signers, missing = roster.signers(), roster.threshold - len(roster.signers())
-    who = f"Signed by {', '.join(signers)}" if signers else "Not signed yet"
+    signers = roster.signers()
+    text = f"Signed by {', '.join(signers)}" if signers else "Not signed yet"
+    missing = roster.threshold - len(signers)
     if missing > 0:
-        return f"{who}; {missing} more of the {len(roster.admins)} administrators must sign it."
-    return f"{who}; it is complete. Sites accept it once: dispfl peer accept DIR ROSTER"
+        return f"{text}; {missing} more of the {len(roster.admins)} administrators must sign it."
+    return f"{text}; it is complete. Sites accept it once: dispfl peer accept DIR ROSTER"
 
 
 def _echo_administrators(roster: "Roster") -> None:
@@ -219,13 +223,13 @@ def _write(file: Path, roster: "Roster") -> None:
     write_atomically(file, json.dumps(roster.to_json(), indent=1).encode() + b"\n")
 
 
-def text_of(argument: str, begins: str, what: str) -> str:
-    """Return the content of a file, or the argument itself if it begins like the text."""
+def text_of(argument: str, pattern: str, description: str) -> str:
+    """Return the content of a file, or the argument itself if it begins with the pattern."""
     try:
         return Path(argument).read_text(errors="replace")
     except OSError as problem:
-        if re.match(begins, argument):
+        if re.match(pattern, argument):
             return argument
         raise ConfigError(
-            f"{argument[:60]!r} is neither {what} nor a file: {problem.strerror}."
+            f"{argument[:60]!r} is neither {description} nor a file: {problem.strerror}."
         ) from None

@@ -1,10 +1,11 @@
 """`dispfl up`: a federation of real processes on this machine."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +35,7 @@ HEADINGS = (
     "state",
 )
 """Headings of the live table, short enough for 80 columns."""
+NO_VALUE = "–"
 
 
 def up(
@@ -50,8 +52,7 @@ def up(
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data set's files.")] = None,
 ) -> None:
-    """Run real peers on this machine: one process each, with its own certificate, over mutually
-    authenticated TLS.
+    """Run real peers on this machine: one process each, over mutually authenticated TLS.
 
     The result is a run directory as from dispfl run, with the same models.
     Ctrl-C stops all peers; --resume continues.
@@ -72,7 +73,8 @@ def up(
     from dispfl.runs.execute import check_same_experiment
     from dispfl.topology import peer_names
 
-    arguments, console = list(arguments or []), Console()
+    arguments = list(arguments or [])
+    console = Console()
     options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
         file, arguments = split_config(arguments)
@@ -95,10 +97,11 @@ def up(
         experiment = compose(read_config(path), [*arguments, *options])
         _refuse_simulation_settings(experiment)
         check_same_experiment(path, experiment)
-        if experiment.rounds != (was := read_config(path)["rounds"]):
+        saved_rounds = read_config(path)["rounds"]
+        if experiment.rounds != saved_rounds:
             raise RunError(
-                f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot"
-                " extend a run."
+                f"{path} was run with rounds={saved_rounds}, got {experiment.rounds}; dispfl up"
+                " cannot extend a run."
             )
         if read_summary(path) is not None:
             print_text(console, f"{path} is already finished.")
@@ -132,9 +135,10 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
             key="average_buffers",
         )
     for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
-        if (got := getattr(experiment, key)) != required:
+        value = getattr(experiment, key)
+        if value != required:
             raise ConfigError(
-                f"{key} is {got}, which is for simulated runs: `dispfl up` trains each peer on one"
+                f"{key} is {value}, which is for simulated runs: `dispfl up` trains each peer on one"
                 f" thread. Use {key}={required}, or dispfl run.",
                 key=key,
             )
@@ -151,18 +155,19 @@ def show(path: Path, console: "Console") -> None:
         draw_learning_curve(path)
         write_report([path], path / "report.html")
     print_results([path], console)
-    if summary := read_summary(path):
+    summary = read_summary(path)
+    if summary:
         print_text(console, network_line(summary["network"]))
     print_text(console, f"Report: {path / 'report.html'}")
 
 
 def network_line(network: Mapping[str, Any]) -> str:
     """Describe the bytes of the messages and of the sockets."""
-    ledger, sockets, overhead = (
-        network[key] for key in ("ledger_mb", "socket_mb", "overhead_percent")
-    )
-    more = "" if overhead is None else f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
-    return f"Messages {ledger:.2f} MB, on the sockets {sockets:.2f} MB{more}."
+    text = f"Messages {network['ledger_mb']:.2f} MB, on the sockets {network['socket_mb']:.2f} MB"
+    overhead = network["overhead_percent"]
+    if overhead is not None:
+        text += f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
+    return f"{text}."
 
 
 def watch(processes: "PeerProcesses", rounds: int, metric: str, console: "Console") -> None:
@@ -212,63 +217,66 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         title = metric if heading == "score" else heading
-        shown.add_column(
-            title, justify="left" if heading in ("peer", "state") else "right", no_wrap=True
-        )
-    ended = processes.ended()
-    status = {
-        name: _status(processes.out / "sites" / name / "run" / "status.json")
-        for name in processes.names
-    }
-    traffic = message_bytes(status)
-    for name, found in status.items():
-        known = list(found.get("peers", {}).values())
-        score = found.get("score")
-        state = (
-            found.get("state", "starting")
-            if name not in ended
-            else ("ended" if ended[name] == 0 else "failed")
-        )
-        into, out = traffic[name]
-        sockets = sum(found.get("sockets", {}).values())
+        justify: Literal["left", "right"] = "left" if heading in ("peer", "state") else "right"
+        shown.add_column(title, justify=justify, no_wrap=True)
+
+    sites = processes.out / "sites"
+    statuses = {name: _status(sites / name / "run" / "status.json") for name in processes.names}
+    traffic = message_bytes(statuses)
+    exit_codes = processes.ended()
+    for name, status in statuses.items():
+        received, sent = traffic[name]
+        neighbours = status.get("peers", {}).values()
+        refusals = 0
+        for reasons in status.get("refused", {}).values():
+            refusals += sum(reasons.values())
+        score = status.get("score")
         shown.add_row(
             name,
-            f"{min(found.get('round', 0), rounds)}/{rounds}",
-            "–" if score is None else f"{score:.3f}",
-            format_short(into / 1e6, 2),
-            format_short(out / 1e6, 2),
-            f"{100 * (sockets / (into + out) - 1):.1f}" if sockets and into + out else "–",
-            str(sum(peer["answered"] for peer in known)),
-            str(sum(peer["missed"] for peer in known)),
-            str(sum(sum(reasons.values()) for reasons in found.get("refused", {}).values())),
-            state,
+            f"{min(status.get('round', 0), rounds)}/{rounds}",
+            NO_VALUE if score is None else f"{score:.3f}",
+            format_short(received / 1e6, 2),
+            format_short(sent / 1e6, 2),
+            _overhead(status, received + sent),
+            str(sum(peer["answered"] for peer in neighbours)),
+            str(sum(peer["missed"] for peer in neighbours)),
+            str(refusals),
+            _state(status, exit_codes.get(name)),
         )
     return shown
 
 
-def message_bytes(status: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return the bytes of requests and responses that each peer received and sent, as the ledger
-    counts them.
+def _overhead(status: Mapping[str, Any], message_bytes: int) -> str:
+    """What TLS, HTTP and membership sync add to the messages, in percent."""
+    socket_bytes = sum(status.get("sockets", {}).values())
+    if not socket_bytes or not message_bytes:
+        return NO_VALUE
+    return f"{100 * (socket_bytes / message_bytes - 1):.1f}"
+
+
+def _state(status: Mapping[str, Any], exit_code: int | None) -> str:
+    if exit_code is None:
+        return str(status.get("state", "starting"))
+    return "ended" if exit_code == 0 else "failed"
+
+
+def message_bytes(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Return the message bytes that each peer received and sent, as the ledger counts them.
 
     Peers count what they send, so a peer has received what all others have sent to it.
     """
-    sent = {
-        (name, other): peer["sent_bytes"]
-        for name, found in status.items()
-        for other, peer in found.get("peers", {}).items()
-    }
-    return {
-        name: (
-            sum(count for (_, receiver), count in sent.items() if receiver == name),
-            sum(count for (sender, _), count in sent.items() if sender == name),
-        )
-        for name in status
-    }
+    received: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
+    for sender, status in statuses.items():
+        for receiver, peer in status.get("peers", {}).items():
+            received[receiver] += peer["sent_bytes"]
+            sent[sender] += peer["sent_bytes"]
+    return {name: (received[name], sent[name]) for name in statuses}
 
 
 def _status(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_bytes())
+        status: dict[str, Any] = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found
+    return status

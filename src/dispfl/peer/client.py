@@ -161,7 +161,8 @@ class ModelFetch:
 
     async def run(self) -> None:
         """Fetch the model, and add it to the responses; log the reason if that fails."""
-        sender, responses = self._sender, self._responses
+        sender = self._sender
+        responses = self._responses
         model = None
         replies_before = self._peer.replies
         try:
@@ -259,7 +260,8 @@ class ModelFetch:
 
     def _extend_wait(self) -> None:
         """Wait longer for a peer that has not published this round yet."""
-        deadlines, responses = self._deadlines, self._responses
+        deadlines = self._deadlines
+        responses = self._responses
         # It may itself wait for others until the startup period is over.
         self._full_deadline = max(self._full_deadline, deadlines.startup_until + deadlines.min)
         if self._peer.round < self._request.t:
@@ -271,7 +273,9 @@ class ModelFetch:
 
     async def _decode(self, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""
-        ctx, sender, request = self._ctx, self._sender, self._request
+        ctx = self._ctx
+        sender = self._sender
+        request = self._request
         kept_counts = ctx.membership.kept_counts(sender)
 
         def decode() -> PackedModel:
@@ -306,7 +310,9 @@ class ModelFetch:
 
     async def _log_refusal(self, refused: Refused) -> None:
         """Log a refusal; after a spec mismatch, a sync reports which setting differs."""
-        ctx, sender, peer = self._ctx, self._sender, self._peer
+        ctx = self._ctx
+        sender = self._sender
+        peer = self._peer
         peer.refusals += 1
         if refused.reason != Refusal.SPEC_MISMATCH:
             ctx.peer_log.problem(sender, "refused", refused.message, refused.reason)

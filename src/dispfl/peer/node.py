@@ -221,7 +221,9 @@ class Node:
 
     def _report(self, t: int, step: StepResult, responses: RoundResponses) -> None:
         """Update the status, and log the round."""
-        ctx, status, report = self.ctx, self.ctx.status, step.report
+        ctx = self.ctx
+        status = ctx.status
+        report = step.report
         if report.score is not None:
             status.score = report.score
         if report.epsilon is not None:

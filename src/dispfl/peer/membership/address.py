@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from dispfl.errors import ConfigError
 
-_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9-]{0,39}"
-)  # a leading dash would look like a command-line option
+# A leading dash would look like a command-line option.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 # Names of interfaces, such as eth0 and wlan0.100. In a URL %25 is a percent sign, so 25 would not
 # be a zone there.
@@ -51,23 +50,24 @@ class Address(NamedTuple):
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether the host is 0.0.0.0 or [::], which means all interfaces and cannot be connected
-        to."""
+        """Whether the host is 0.0.0.0 or [::]: all interfaces, which nobody can connect to."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
 
 
-def check_name(what: str, name: str) -> str:
+def check_name(description: str, name: str) -> str:
     """Return the name if it is valid for a site or a federation, else raise `ConfigError`."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash,"
+            f"{description} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash,"
             f" got {name!r}."
         )
     if name in RESERVED:
-        raise ConfigError(f"{what} cannot be {name!r}, which is reserved; choose another name.")
+        raise ConfigError(
+            f"{description} cannot be {name!r}, which is reserved; choose another name."
+        )
     return name
 
 
@@ -75,18 +75,18 @@ def _host(host: str, text: str) -> str:
     shown = repr(host)[1:-1]  # without control characters
     if host.startswith("[") and host.endswith("]"):
         try:
-            found = ipaddress.IPv6Address(host[1:-1])
+            address = ipaddress.IPv6Address(host[1:-1])
         except ValueError:
             raise ConfigError(
                 f"{shown} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600."
             ) from None
-        if found.scope_id is not None and not _ZONE.fullmatch(found.scope_id):
+        if address.scope_id is not None and not _ZONE.fullmatch(address.scope_id):
             raise ConfigError(
-                f"The zone {found.scope_id!r} of an IPv6 address must be the name of an interface,"
+                f"The zone {address.scope_id!r} of an IPv6 address must be the name of an interface,"
                 f" 1 to 15 letters, digits, dots, dashes and underscores, got {text!r}; for example"
                 " [fe80::7%eth0]:7600."
             )
-        return str(found)
+        return str(address)
     if ":" in host and "/" not in host:
         raise ConfigError(f"An IPv6 address needs brackets, got {text!r}; write [{shown}]:PORT.")
     if re.fullmatch(r"[0-9.]+", host):
@@ -96,9 +96,8 @@ def _host(host: str, text: str) -> str:
             raise ConfigError(
                 f"{shown} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600."
             ) from None
-    if len(host) > 253 or not all(
-        _LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")
-    ):
+    labels = host.removesuffix(".").split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise ConfigError(
             f"{shown} in {text!r} is not a host name; for example alice.example.org:7600."
         )

@@ -1,5 +1,4 @@
-"""Keys and certificates of sites: issuing, rotating, reading and storing them, and TLS contexts
-that pin them."""
+"""Keys and certificates of sites, and TLS contexts that pin them."""
 
 import datetime
 import hashlib
@@ -26,9 +25,8 @@ from dispfl.peer.membership.address import check_name
 
 _MAX_CERTIFICATE_BYTES = 4096  # typical size: 400
 _VALIDITY_YEARS = 10
-_SKEW = datetime.timedelta(
-    days=1
-)  # so that a peer whose clock is slightly behind accepts a new certificate
+_SKEW = datetime.timedelta(days=1)
+"""New certificates are valid so much earlier, for sites whose clocks are behind."""
 
 
 class IdentityError(DispflError):
@@ -41,15 +39,16 @@ def issue(
     """Issue a certificate for a site's key, signed by the same key or by the previous one."""
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    usage = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "crl_sign",
-        ),
-        False,
+    key_usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
     )
     return (
         x509.CertificateBuilder()
@@ -60,16 +59,7 @@ def issue(
         .not_valid_before(now - _SKEW)
         .not_valid_after(now + datetime.timedelta(days=365 * _VALIDITY_YEARS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                encipher_only=False,
-                decipher_only=False,
-                **usage,
-            ),
-            critical=True,
-        )
+        .add_extension(key_usage, critical=True)
         # Subject and issuer have the same name; the key identifiers distinguish them.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(
@@ -91,27 +81,27 @@ def fingerprint(cert_der: bytes) -> str:
 
 @lru_cache(maxsize=8192)
 def key_digest(certificate: x509.Certificate) -> str:
-    """Return a digest of a certificate's public key, which stays the same if the key is certified
-    again."""
-    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(certificate.public_key().public_bytes(encoding, form)).hexdigest()[:32]
+    """Return a digest of a certificate's public key, the same if the key is certified again."""
+    key_bytes = certificate.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(key_bytes).hexdigest()[:32]
 
 
-def same_fingerprint(given: str, print_: str) -> bool:
+def same_fingerprint(typed: str, fingerprint: str) -> bool:
     """Whether a fingerprint that a person typed or pasted, in groups or not, is this one."""
-    return re.sub(r"[\s:]", "", given).lower() == print_
+    return re.sub(r"[\s:]", "", typed).lower() == fingerprint
 
 
-def readable_fingerprint(print_: str) -> list[str]:
+def readable_fingerprint(fingerprint: str) -> list[str]:
     """Format a fingerprint as two lines of four-digit groups, to be compared by phone."""
-    groups = [print_[i : i + 4] for i in range(0, len(print_), 4)]
+    groups = [fingerprint[i : i + 4] for i in range(0, len(fingerprint), 4)]
     return [" ".join(groups[:8]), " ".join(groups[8:])]
 
 
 @lru_cache(maxsize=8192)
 def read_certificate(cert_der: bytes) -> x509.Certificate:
-    """Parse the certificate of a site from untrusted bytes; raise `IdentityError` for anything
-    else."""
+    """Parse a site's certificate from untrusted bytes; raise `IdentityError` if it is none."""
     if len(cert_der) > _MAX_CERTIFICATE_BYTES:
         raise IdentityError(
             f"A site certificate has at most {_MAX_CERTIFICATE_BYTES} bytes, got {len(cert_der)}."
@@ -122,9 +112,7 @@ def read_certificate(cert_der: bytes) -> x509.Certificate:
         signs = certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
         ca = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         check_name("The name in a certificate", common_name(certificate))
-    except (
-        Exception
-    ) as problem:  # the bytes are untrusted, and the parser raises many exception types
+    except Exception as problem:  # the parser raises many types for untrusted bytes
         raise IdentityError(f"This is not a site certificate: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("The key of a site certificate must be a P-256 key.")
@@ -159,8 +147,7 @@ def is_successor(certificate: x509.Certificate, earlier: x509.Certificate) -> bo
 
 
 def descends_from(chain: Sequence[x509.Certificate], pinned: x509.Certificate) -> bool:
-    """Whether the first certificate of a chain is the pinned one or was issued by it through the
-    rest of the chain."""
+    """Whether a chain's first certificate is the pinned one, or descends from it."""
     earlier = iter(chain)
     newest = next(earlier)
     while newest != pinned:
@@ -179,10 +166,10 @@ def is_current(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
-KEY, CERTIFICATE = "key.pem", "cert.pem"
+KEY = "key.pem"
+CERTIFICATE = "cert.pem"
 MAX_ISSUERS = 4
-"""Earlier certificates that a site presents; a member that missed more rotations needs a new
-invite."""
+"""Earlier certificates that a site presents; who missed more rotations needs a new invite."""
 
 
 @dataclass(frozen=True)
@@ -204,9 +191,7 @@ class Identity:
         """Generate a new key with a certificate signed by the current key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = issue(self.name, key.public_key(), self.key)
-        return Identity(
-            self.name, key, certificate, (self.certificate, *self.issuers)[:MAX_ISSUERS]
-        )
+        return Identity(self.name, key, certificate, self.chain[:MAX_ISSUERS])
 
     @property
     def chain(self) -> tuple[x509.Certificate, ...]:
@@ -241,8 +226,8 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path) -> "Identity":
-        """Load an identity; raise `IdentityError` if other users can read the key or the files do
-        not match."""
+        """Load an identity; raise `IdentityError` if others can read the key, or it does not
+        match."""
         key = _read_key(folder / KEY)
         try:
             chain = x509.load_pem_x509_certificates((folder / CERTIFICATE).read_bytes())
@@ -264,16 +249,14 @@ class Identity:
 
 
 def server_context(identity: Identity, pinned: Iterable[x509.Certificate]) -> ssl.SSLContext:
-    """TLS 1.3 server context that accepts the pinned certificates and certificates issued by
-    them."""
+    """TLS 1.3 server context that accepts the pinned certificates, and those they issued."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity, pinned)
     context.num_tickets = 0  # a resumed session would skip certificate verification
     return context
 
 
 def client_context(identity: Identity, pinned: Iterable[x509.Certificate]) -> ssl.SSLContext:
-    """TLS 1.3 client context that accepts the same certificates of servers. Host names are not
-    checked."""
+    """TLS 1.3 client context that accepts the same certificates; host names are not checked."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity, pinned)
 
 
@@ -344,9 +327,8 @@ def write_privately(path: Path, content: bytes) -> None:
     with plain_disk_errors(path):
         temporary.unlink(missing_ok=True)
         try:
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as file:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

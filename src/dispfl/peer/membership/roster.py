@@ -5,7 +5,8 @@ administrators have signed it. A site that has accepted the administrators accep
 newest roster, and refuses whom they remove. The administrators and the threshold never change:
 other administrators are another roster, to be accepted again.
 
-    {"roster":{"federation":"hearts","version":3,"threshold":2,"admins":{"ann":"..."},"members":["dispfl1-..."]},
+    {"roster":{"federation":"hearts","version":3,"threshold":2,"admins":{"ann":"..."},
+               "members":["dispfl1-..."]},
      "signatures":{"ann":"..."}}
 
 Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, after a line that states
@@ -70,30 +71,30 @@ class Roster:
             raise RosterError(f"This is not a roster: {str(problem)[:200]}") from None
 
     @classmethod
-    def from_json(cls, found: JSON) -> "Roster":
+    def from_json(cls, untrusted: JSON) -> "Roster":
         """Parse JSON; raise `RosterError` or ValueError if it is no roster."""
-        if not isinstance(found, dict) or found.keys() != {"roster", "signatures"}:
+        if not isinstance(untrusted, dict) or untrusted.keys() != {"roster", "signatures"}:
             raise RosterError("A roster has the fields roster and signatures.")
-        content, signatures = found["roster"], found["signatures"]
-        if (
-            not isinstance(content, dict)
-            or content.keys() != _FIELDS
-            or not isinstance(signatures, dict)
-        ):
+        content = untrusted["roster"]
+        signatures = untrusted["signatures"]
+        is_complete = isinstance(content, dict) and content.keys() == _FIELDS
+        if not is_complete or not isinstance(signatures, dict):
             raise RosterError(f"A roster has the fields {', '.join(sorted(_FIELDS))}.")
-        admins, invites = content["admins"], content["members"]
+        assert isinstance(content, dict)
+        admins = content["admins"]
+        invites = content["members"]
         if not isinstance(admins, dict) or not isinstance(invites, list):
             raise RosterError("The admins of a roster are a table, and its members a list.")
         if not all(isinstance(invite, str) for invite in invites):
             raise RosterError("The members of a roster are invites.")
+        keys = {}
+        for name, key in admins.items():
+            keys[check_name("An administrator's name", name)] = _bytes(key, 32)
         roster = cls(
             federation=check_name("The federation of a roster", str(content["federation"])),
             version=_count("version", content["version"], _MAX_VERSION),
             threshold=_count("threshold", content["threshold"], len(admins)),
-            admins={
-                check_name("An administrator's name", name): _bytes(key, 32)
-                for name, key in admins.items()
-            },
+            admins=keys,
             invites=tuple(map(str, invites)),
             signatures={name: _bytes(signature, 64) for name, signature in signatures.items()},
         )
@@ -147,12 +148,11 @@ class Roster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the administrators and their threshold, which people compare; the same at
-        any version."""
-        content = {key: self._content()[key] for key in ("federation", "threshold", "admins")}
-        return hashlib.sha256(
-            b"dispfl administrators 1\n" + _canonical(content).encode()
-        ).hexdigest()
+        """Fingerprint of the administrators and their threshold, the same for all versions."""
+        content = self._content()
+        administrators = {key: content[key] for key in ("federation", "threshold", "admins")}
+        text = _canonical(administrators)
+        return hashlib.sha256(b"dispfl administrators 1\n" + text.encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
@@ -164,10 +164,9 @@ class Roster:
         return sorted(name for name in self.signatures if self._has_signed(name))
 
     def verify(self) -> "Roster":
-        """Return the roster with its valid signatures; raise `RosterError` unless enough
-        administrators have signed.
+        """Return the roster with its valid signatures alone: any site may have added others.
 
-        Whoever passes a roster on may have added others.
+        Raises `RosterError` unless enough administrators have signed.
         """
         signers = self.signers()
         if len(signers) < self.threshold:
@@ -213,11 +212,11 @@ class Roster:
                     f"{invite.name} belongs to the federation {invite.federation}, the roster to"
                     f" {self.federation}."
                 )
-            old = members.get(invite.name)
-            if old is not None and old.certificate != invite.certificate:
+            listed = members.get(invite.name)
+            if listed is not None and listed.certificate != invite.certificate:
                 raise RosterError(
                     f"{invite.name} is on the roster with another certificate"
-                    f" ({old.fingerprint[:16]}...). If it has a new key, remove it first: dispfl"
+                    f" ({listed.fingerprint[:16]}...). If it has a new key, remove it first: dispfl"
                     f" peer roster remove ROSTER {invite.name}"
                 )
             members[invite.name] = invite
@@ -256,12 +255,12 @@ def create_admin_key(path: Path, name: str) -> str:
     if path.exists():
         raise RosterError(f"{path} exists; choose another file for the new key.")
     key = Ed25519PrivateKey.generate()
-    form = (
+    content = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    write_privately(path, key.private_bytes(*form))
+    write_privately(path, content)
     return f"{name}:{_text(key.public_key().public_bytes_raw())}"
 
 
@@ -293,7 +292,8 @@ def read_admin(text: str) -> tuple[str, bytes]:
     """Parse an administrator's public key, `ann:BASE64`."""
     name, colon, key = text.strip().partition(":")
     try:
-        return check_name("An administrator's name", name), _bytes(key if colon else None, 32)
+        check_name("An administrator's name", name)
+        return name, _bytes(key if colon else None, 32)
     except ValueError as problem:  # includes ConfigError
         raise RosterError(
             "An administrator's public key is NAME:KEY, as `dispfl peer roster key` prints it, got"
