@@ -11,7 +11,7 @@ from dispfl.cli.api_reference import api_as_markdown
 from dispfl.cli.reference import commands_as_markdown, with_quantities
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
-from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.http import Limits
 from dispfl.reference import as_markdown, find_entries, settings_reference, site_reference
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"

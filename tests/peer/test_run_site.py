@@ -36,11 +36,12 @@ from dispfl.peer.run_site import open_node, run_node
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import STATUS, Site, SiteInfo
+from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.status import ServiceManager
 from dispfl.peer.state.store import SavingThread, report_of, rounds_of
-from dispfl.peer.transport.base import Limits, Request, Response, Unreachable
+from dispfl.peer.transport.base import Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
-from dispfl.peer.transport.site_network import SiteNetwork
+from dispfl.peer.transport.http import Limits
 from dispfl.round.context import StepResult
 
 PATIENCE = 60.0

@@ -27,7 +27,7 @@ from dispfl.peer.run_site import run_node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.state.store import PeerStore, rounds_of
-from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.http import Limits
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.runs.directory import RunDirectory, read_config, write_split
 from dispfl.runs.prepare import split_dataset

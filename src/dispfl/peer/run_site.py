@@ -27,6 +27,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.site import Site
+from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.status import ServiceManager
 from dispfl.peer.state.store import (
@@ -36,9 +37,8 @@ from dispfl.peer.state.store import (
     isolation_problem,
     rounds_of,
 )
-from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.guard import RequestGuard
-from dispfl.peer.transport.site_network import SiteNetwork
+from dispfl.peer.transport.http import Limits
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step

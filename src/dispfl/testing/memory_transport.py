@@ -60,22 +60,23 @@ class MemoryNetwork:
 
     def partition(self, *groups: Iterable[str]) -> None:
         """Drop messages between groups; a node in no group still reaches all nodes."""
-        self._group = {name: number for number, group in enumerate(groups) for name in group}
+        self._group = {}
+        for number, group in enumerate(groups):
+            for name in group:
+                self._group[name] = number
 
     def heal(self) -> None:
         """Remove the partition."""
         self._group = {}
 
-    def is_partitioned(self, one: str, other: str) -> bool:
+    def is_partitioned(self, sender: str, receiver: str) -> bool:
         """Whether a partition separates two nodes."""
-        return (
-            self._group.get(one, -1) != self._group.get(other, -1)
-            and {one, other} <= self._group.keys()
-        )
+        if sender not in self._group or receiver not in self._group:
+            return False
+        return self._group[sender] != self._group[receiver]
 
     def send(self, delivery: Delivery, arrive: Callable[[], None]) -> None:
-        """Schedule the copies of a message; they are dropped if the nodes are partitioned on
-        departure or arrival."""
+        """Schedule the copies of a message; a partition on departure or arrival drops them."""
 
         def arrive_if_connected() -> None:
             if not self.is_partitioned(delivery.sender, delivery.receiver):
@@ -102,16 +103,19 @@ class MemoryTransport:
     async def request(self, peer: str, request: Request) -> Response:
         """Return the first response that arrives; raise `Refused` or `Unreachable`."""
         http.check_kind(request.kind)
-        copied, network = replace(request, header=http.copy_header(request)), self._network
+        network = self._network
+        copied_request = replace(request, header=http.copy_header(request))
         pending: _PendingResponse = asyncio.get_running_loop().create_future()
         self._requesting[pending] = peer
         delivery = Delivery(
             self.name, peer, request.kind, is_response=False, size=len(request.body)
         )
         copies = itertools.count()
-        network.send(
-            delivery, lambda: self._deliver(peer, copied, pending, is_first=next(copies) == 0)
-        )
+
+        def deliver() -> None:
+            self._deliver(peer, copied_request, pending, is_first=next(copies) == 0)
+
+        network.send(delivery, deliver)
         try:
             async with asyncio.timeout(network.timeout):
                 return await pending
@@ -121,9 +125,8 @@ class MemoryTransport:
             del self._requesting[pending]
             if not pending.cancel() and not pending.cancelled():  # mark the exception as retrieved
                 pending.exception()
-            if (receiver := network.nodes.get(peer)) and not network.is_partitioned(
-                self.name, peer
-            ):
+            receiver = network.nodes.get(peer)
+            if receiver is not None and not network.is_partitioned(self.name, peer):
                 receiver._disconnect(pending)
 
     async def serve(self, handler: Handler) -> None:
@@ -147,8 +150,7 @@ class MemoryTransport:
     def _deliver(
         self, peer: str, request: Request, pending: _PendingResponse, is_first: bool
     ) -> None:
-        """Deliver a copy of a request. Only the first copy is answered; the others simulate a
-        replay by an attacker."""
+        """Deliver a copy of a request; only the first is answered, the others are replays."""
         receiver = self._network.nodes.get(peer)
         if receiver is not None:
             receiver._receive(self.name, request, pending if is_first else None)
@@ -166,7 +168,8 @@ class MemoryTransport:
         self, sender: str, request: Request, pending: _PendingResponse | None
     ) -> None:
         assert self._handler is not None
-        refused, response = None, Response({})
+        refused = None
+        response = Response({})
         try:
             response = await self._handler(sender, request)
             response = replace(response, header=http.copy_header(response))
@@ -176,10 +179,8 @@ class MemoryTransport:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "handler failed", "exception": problem}
             )
-            refused = Refused(
-                Refusal.INTERNAL_ERROR,
-                f"{self.name} could not respond because of an internal error.",
-            )
+            message = f"{self.name} could not respond because of an internal error."
+            refused = Refused(Refusal.INTERNAL_ERROR, message)
 
         def arrive() -> None:
             if pending is None or pending.done():
@@ -190,15 +191,15 @@ class MemoryTransport:
                 pending.set_result(response)
                 response.on_sent()
 
-        self._network.send(
-            Delivery(self.name, sender, request.kind, is_response=True, size=len(response.body)),
-            arrive,
-        )
+        size = len(response.body)
+        delivery = Delivery(self.name, sender, request.kind, is_response=True, size=size)
+        self._network.send(delivery, arrive)
 
     def _disconnect(self, pending: _PendingResponse) -> None:
         """Cancel the handler of a request whose client no longer waits."""
-        for task in [task for task, response in self._handling.items() if response is pending]:
-            task.cancel()
+        for task, response in list(self._handling.items()):
+            if response is pending:
+                task.cancel()
 
 
 def _fail(pending: _PendingResponse, problem: Exception) -> None:

@@ -1,6 +1,6 @@
-"""An event loop with virtual time: the clock jumps to the next timer, so hours of simulation take a
-second.
+"""An event loop with virtual time, whose clock jumps to the next timer.
 
+Hours of simulation take a second.
 It has no sockets, no threads and never sleeps, so the order of events is deterministic.
 """
 
@@ -22,10 +22,9 @@ class DeadlockError(RuntimeError):
 
 
 def run(coroutine: Coroutine[Any, Any, T], limit_seconds: float) -> T:
-    """Run a coroutine on a virtual clock that starts at 0 and must not pass the limit; return its
-    result.
+    """Run a coroutine on a virtual clock, which starts at 0 and must not pass the limit.
 
-    An unhandled exception in another task or in a timer is raised at the end instead of logged.
+    Returns its result. An unhandled exception in another task or in a timer is raised at the end instead of logged.
     """
     loop = VirtualTimeLoop(limit_seconds)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -88,7 +87,9 @@ class _Clock:
             raise DeadlockError(
                 f"At {self.now:g} s of virtual time all tasks wait and no timer is left."
             )
-        self._iterations = 0 if timeout > 0 else self._iterations + 1
+        self._iterations += 1
+        if timeout > 0:
+            self._iterations = 0
         if self._iterations > _MAX_ITERATIONS:
             raise OutOfTimeError(
                 f"{_MAX_ITERATIONS} iterations of the loop without advancing from {self.now:g} s of"
@@ -103,8 +104,7 @@ class _Clock:
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task whose hash is its creation number: asyncio iterates over sets of tasks, and the
-    default hash varies."""
+    """A task whose hash is its number: asyncio iterates over sets, and the default hash varies."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, T], **kwargs: Any) -> None:
         self._number = number

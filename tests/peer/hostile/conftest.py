@@ -27,7 +27,8 @@ from dispfl.peer.membership.identity import Identity, client_context, server_con
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.transport.base import JSON, Limits, Request
+from dispfl.peer.transport.base import JSON, Request
+from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.topology import peer_names
 

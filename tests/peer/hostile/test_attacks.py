@@ -14,8 +14,9 @@ from dispfl.config import compose
 from dispfl.errors import DispflError
 from dispfl.peer.local_federation import collect_results
 from dispfl.peer.membership.identity import Identity
-from dispfl.peer.transport.base import Limits, Refused, Request, Unreachable
+from dispfl.peer.transport.base import Refused, Request, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.http import Limits
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 

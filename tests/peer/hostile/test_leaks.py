@@ -18,7 +18,7 @@ from dispfl.config import compose
 from dispfl.files import SITES
 from dispfl.peer.local_federation import LOG, PeerProcesses, create_run
 from dispfl.peer.state.store import rounds_of
-from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.http import Limits
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS, EARLY = (32, 10_000, 5) if fuzz.SECONDS else (8, 20, 5)

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dispfl.peer.transport.base import Handler, Limits
+from dispfl.peer.transport.base import Handler
+from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 
 LOCAL = "127.0.0.1"

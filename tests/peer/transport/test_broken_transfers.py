@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dispfl.peer.transport.base import Limits, Refused, Request, Response, Unreachable
-from dispfl.peer.transport.http import CHUNK_BYTES
+from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
+from dispfl.peer.transport.http import CHUNK_BYTES, Limits
 
 Play = Callable[[Any], None]
 BODY = os.urandom(3_000_000)

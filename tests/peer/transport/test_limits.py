@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from dispfl.peer.transport.base import Limits, Refused, Request, Response, Unreachable
+from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.listener import wait_until
 
 Play = Callable[[Any], None]

@@ -8,7 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from dispfl.peer.transport.base import Limits, Request, Response
+from dispfl.peer.transport.base import Request, Response
+from dispfl.peer.transport.http import Limits
 
 Play = Callable[[Any], None]
 BODY = os.urandom(20_000_000)

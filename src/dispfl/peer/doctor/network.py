@@ -31,10 +31,10 @@ from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site
+from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.transport.base import JSON
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import os_error_text, peer_certificates
-from dispfl.peer.transport.site_network import SiteNetwork
 
 ANSWER_SECONDS = 10.0
 """How long a member is waited for."""

@@ -1,2 +1,1 @@
-"""What a site needs before its first round: its settings, its data and network, and the spec that
-all sites share."""
+"""What a site needs before its first round: settings, data, network, and the shared spec."""

@@ -11,7 +11,7 @@ from dispfl.experiment import NamedSettings
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.deadlines import DeadlineSettings
-from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.http import Limits
 from dispfl.registry import METHODS
 from dispfl.robust.averages import Robust
 from dispfl.topology import Full, Topology

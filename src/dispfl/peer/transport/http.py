@@ -16,13 +16,57 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispfl.peer.transport.base import JSON, Limits, Refused, Request, Response
+from pydantic import Field
+
+from dispfl.peer.transport.base import JSON, Refused, Request, Response
+from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, RefusalCounter
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
+
+
+class Limits(Settings):
+    """Limits of an `HttpsTransport`. The defaults suit up to about a hundred sites."""
+
+    table: ClassVar[str] = "limits"
+
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds for connecting and the TLS handshake, as client and as server."""
+    header_timeout: float = Field(default=10.0, gt=0)
+    """Seconds to receive the header of a request, from the handshake or the header's first byte."""
+    response_timeout: float = Field(default=120.0, gt=0)
+    """Seconds until a response begins, once the request is sent."""
+    stall_timeout: float = Field(default=30.0, gt=0)
+    """Seconds in which a transfer must progress by `stall_timeout * min_rate` bytes; its total time
+    is unlimited."""
+    min_rate: float = Field(default=1000.0, ge=0)
+    """Minimum rate of a transfer in bytes per second."""
+    max_attempts: int = Field(default=4, ge=1)
+    """Consecutive attempts without progress after which a broken transfer is given up."""
+    backoff: float = Field(default=0.1, ge=0)
+    """Seconds before a broken transfer is resumed, doubled after each failed attempt."""
+    keepalive_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that an idle connection is kept open for the next round."""
+    shutdown_grace: float = Field(default=1.0, ge=0)
+    """Seconds for responses in progress to finish when the transport is closed."""
+    max_connections_to_peer: int = Field(default=2, ge=1)
+    """Maximum connections to one member."""
+    max_connections_from_peer: int = Field(default=4, ge=1)
+    """Maximum connections from one member; those of a previous process may still be open."""
+    max_unauthenticated: int = Field(default=32, ge=1)
+    """Maximum unauthenticated connections from one address; the oldest is closed when another one
+    is accepted."""
+    max_connections: int = Field(default=512, ge=1)
+    """Maximum incoming connections in total."""
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum progress in `stall_timeout` seconds."""
+        return max(1, round(self.stall_timeout * self.min_rate))
+
 
 UNKNOWN = "unknown"
 """The peer name of unauthenticated connections."""

@@ -19,9 +19,9 @@ import ssl
 from collections.abc import Callable
 
 from dispfl.peer.transport import http
-from dispfl.peer.transport.base import Handler, Limits, Request, Response, Unreachable
+from dispfl.peer.transport.base import Handler, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
-from dispfl.peer.transport.http import Identify, PartialBody, TransportCounters
+from dispfl.peer.transport.http import Identify, Limits, PartialBody, TransportCounters
 from dispfl.peer.transport.https_client import AttemptError, PeerConnections
 from dispfl.peer.transport.https_server import HttpHandler
 from dispfl.peer.transport.listener import Listener, wait_until

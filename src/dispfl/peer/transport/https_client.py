@@ -20,11 +20,12 @@ from yarl import URL
 
 from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
-from dispfl.peer.transport.base import JSON, Limits, Refused, Request, Response
+from dispfl.peer.transport.base import JSON, Refused, Request, Response
 from dispfl.peer.transport.http import (
     ByteCounter,
     CountingSocket,
     Identify,
+    Limits,
     PartialBody,
     StalledError,
     chunks,

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from aiohttp import hdrs, web
 
 from dispfl.peer.transport import http
-from dispfl.peer.transport.base import JSON, Handler, Limits, Refused, Request, Response
+from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import (
     UNKNOWN,
     Identify,
+    Limits,
     StalledError,
     TransportCounters,
     body_digest,

@@ -20,8 +20,14 @@ from aiohttp import web
 from dispfl.errors import ConfigError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
-from dispfl.peer.transport.base import Limits, Refused
-from dispfl.peer.transport.http import UNKNOWN, CountingSocket, TransportCounters, os_error_text
+from dispfl.peer.transport.base import Refused
+from dispfl.peer.transport.http import (
+    UNKNOWN,
+    CountingSocket,
+    Limits,
+    TransportCounters,
+    os_error_text,
+)
 from dispfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.site import Site
-from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.wire.codec import HEADER
 
