@@ -188,8 +188,8 @@ ROUND_QUANTITIES = (
     Quantity(
         "senders",
         Shape.NODES,
-        "with a [robust rule](../robust.md), of each sender: by how many peers it was `received`,"
-        " to how many of them it was `far`, beyond the rule's threshold, and its mean `distance`",
+        "with a [robust rule](../robust.md), of each sender: how often it was `received` and `far`"
+        " beyond the threshold, and its mean `distance`",
     ),
     Quantity(
         "flops_per_peer",

@@ -62,8 +62,7 @@ class Report:
         evaluation=True,
     )
     train_loss: float | None = per_peer(
-        "the mean loss over the steps of the round's last call of `learn`; null for a peer that"
-        " did not train",
+        "the mean loss over the round's last call of `learn`; null for a peer that did not train",
         higher_is_better=False,
     )
     mask_change: float | None = per_peer(
@@ -141,9 +140,8 @@ def _declared_in_report() -> tuple[Quantity, ...]:
 SCORES = Quantity(
     "scores",
     Shape.METRICS,
-    "by the name of each metric, on the peers' own test data after the round: a spread, with"
-    " `higher_is_better` and the `format` of its numbers; empty in a round without evaluation"
-    " (`eval_every`)",
+    "on the peers' own test data, by metric, with its `higher_is_better` and `format`; empty"
+    " without evaluation (`eval_every`)",
     evaluation=True,
     summarized=True,
 )

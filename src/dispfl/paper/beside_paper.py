@@ -386,8 +386,7 @@ def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[
 
 @dataclass(frozen=True)
 class ReproducedRuns:
-    """The finished runs of one of the paper's tables or figures, and the folder for their
-    report."""
+    """The finished runs of one of the paper's tables or figures, and the folder for a report."""
 
     title: str
     """`Table 1: All nine methods ...`"""
