@@ -4,11 +4,12 @@ own.
 A config names a component in one of three ways, everywhere (`run`, `compare`, `sweep`, `up`, sites,
 resume, Ray):
 
-    method=dispfl                  a built-in component
-    method=my_module:MyMethod      a class (for models and data sets, a function) in a module of the current directory,
-                                   of the site's folder or of the Python path
-    method=mine                    a short name that an installed package declares as an entry point of the group
-                                   `dispfl.methods` (`dispfl.topologies`, `.partitions`, `.models`, `.datasets`)
+    method=dispfl               a built-in component
+    method=my_module:MyMethod   a class (for models and data sets, a function) in a module of the
+                                current directory, of the site's folder or of the Python path
+    method=mine                 a short name that an installed package declares as an entry point of
+                                the group `dispfl.methods` (`dispfl.topologies`, `.partitions`,
+                                `.models`, `.datasets`)
 
 Built-in names have priority. A class is imported when it is looked up, so naming and listing
 components is fast.
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dispfl.errors import ConfigError
@@ -116,29 +118,27 @@ class Registry(Mapping[str, type[C]], Generic[C]):
         """Return the classes of the built-in components."""
         return [_load(reference) for reference in self._built_in.values()]
 
-    def _checked(self, name: str, reference: str, found: Any) -> type[C]:
+    def _checked(self, name: str, reference: str, component: Any) -> type[C]:
         """Return what a reference names if it is a complete class of this kind."""
         bases = tuple(_load(base) for base in self._bases)
-        if not _is_subclass(found, bases):
-            wanted = " or ".join(f"dispfl.{base.__name__}" for base in bases)
-            module = sys.modules[reference.partition(":")[0]]
-            there = [
-                n
-                for n, value in vars(module).items()
-                if _is_subclass(value, bases) and value.__module__ == module.__name__
-            ]
-            hint = f" {did_you_mean(name.partition(':')[2] or name, there)}" if there else ""
+        if not _is_subclass(component, bases):
+            base_names = " or ".join(f"dispfl.{base.__name__}" for base in bases)
+            classes = _classes_of(sys.modules[reference.partition(":")[0]], bases)
+            hint = ""
+            if classes:
+                hint = f" {did_you_mean(name.partition(':')[2] or name, classes)}"
             raise ConfigError(
-                f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}",
+                f"{self.table} {name} must be a subclass of {base_names}, got"
+                f" {_described(component)}.{hint}",
                 key=self.table,
             )
-        if inspect.isabstract(found):
-            missing = " and ".join(sorted(found.__abstractmethods__))
+        if inspect.isabstract(component):
+            missing = " and ".join(sorted(component.__abstractmethods__))
             raise ConfigError(
-                f"{self.table} {name} is incomplete: define {missing} in {found.__name__}.",
+                f"{self.table} {name} is incomplete: define {missing} in {component.__name__}.",
                 key=self.table,
             )
-        return cast(type[C], found)
+        return cast(type[C], component)
 
 
 METHODS: "Registry[Method]" = Registry(
@@ -213,17 +213,14 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
     table = as_table(key, value)
     name = str(table.get("name", getattr(default, "name", "")))
     if key in REGISTRIES:
-        fields = {field: given for field, given in table.items() if field != "name"}
-        return cast(Settings, REGISTRIES[key].find(name, folder)(**fields))
+        table.pop("name", None)
+        return cast(Settings, REGISTRIES[key].find(name, folder)(**table))
     built_in, custom = _kinds(key)
     if name == "custom":
         return custom(**table)
-    if name not in (known := _built_in_names(key)):
-        raise ConfigError(
-            f"{key} {name!r} does not exist."
-            f" {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}",
-            key=key,
-        )
+    if name not in _built_in_names(key):
+        names = {*_built_in_names(key), *_installed(FUNCTIONS[key])}
+        raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, names)}", key=key)
     for field in table:
         if field in CUSTOM_KEYS[key]:
             raise ConfigError(
@@ -277,13 +274,22 @@ def _is_subclass(value: Any, bases: tuple[type, ...]) -> bool:
     return isinstance(value, type) and issubclass(value, bases)
 
 
-def _kind(value: object) -> str:
-    kind = type(value).__name__
-    return (
-        f"the class {value.__name__}"
-        if isinstance(value, type)
-        else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-    )
+def _classes_of(module: ModuleType, bases: tuple[type, ...]) -> list[str]:
+    """Return the names of the classes of a kind that a module defines."""
+    names = []
+    for name, value in vars(module).items():
+        if _is_subclass(value, bases) and value.__module__ == module.__name__:
+            names.append(name)
+    return names
+
+
+def _described(value: object) -> str:
+    """Return `the class Ring`, or `an int`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    type_name = type(value).__name__
+    article = "an" if type_name[0] in "aeiou" else "a"
+    return f"{article} {type_name}"
 
 
 @cache
@@ -304,7 +310,7 @@ def _installed(group: str) -> dict[str, str]:
 def _modules_folder(folder: Path | None) -> Path:
     """Return the folder of a user's modules; the current directory is searched too, after a site's
     folder."""
-    here = str(Path.cwd())
-    if folder is not None and here not in sys.path:
-        sys.path.append(here)
+    current_folder = str(Path.cwd())
+    if folder is not None and current_folder not in sys.path:
+        sys.path.append(current_folder)
     return (folder or Path()).expanduser().absolute()

@@ -64,9 +64,9 @@ class Component(Settings):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = inspect.get_annotations(cls)
-        if "name" not in own:
-            cls.__annotations__ = {**own, "name": str}
+        annotations = inspect.get_annotations(cls)
+        if "name" not in annotations:
+            cls.__annotations__ = {**annotations, "name": str}
             cls.name = cls.__name__
 
 
@@ -94,15 +94,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         if key.rpartition(".")[0] == table
     }
     if not inside:  # an unknown table, or names of another kind
-        inside, last = {key: key for key in sorted(known)}, name
-    if (ours := OTHER_WORDS.get(last)) in inside:
-        return (
-            f"Did you mean {inside[ours]}{', which is 1 - sparsity' if last == 'sparsity' else ''}?"
-        )
-    inside, last = {key.lower(): known for key, known in inside.items()}, last.lower()
-    begun = [key for key in inside if last and key.startswith(last)]
-    near = begun or difflib.get_close_matches(last, inside, n=1, cutoff=0.5)
-    return f"Did you mean {inside[near[0]]}?" if near else f"Known: {', '.join(inside.values())}."
+        inside = {key: key for key in sorted(known)}
+        last = name
+    our_word = OTHER_WORDS.get(last)
+    if our_word in inside:
+        hint = ", which is 1 - sparsity" if last == "sparsity" else ""
+        return f"Did you mean {inside[our_word]}{hint}?"
+
+    last = last.lower()
+    by_lower_case = {key.lower(): whole_key for key, whole_key in inside.items()}
+    similar = [key for key in by_lower_case if last and key.startswith(last)]
+    similar = similar or difflib.get_close_matches(last, by_lower_case, n=1, cutoff=0.5)
+    if similar:
+        return f"Did you mean {by_lower_case[similar[0]]}?"
+    return f"Known: {', '.join(by_lower_case.values())}."
 
 
 def check_known(name: str, known: Iterable[str]) -> str:

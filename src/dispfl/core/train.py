@@ -301,7 +301,8 @@ class Trainer:
         w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several
         models names them, so that each has its own moments.
         """
-        s, network = self.settings, self.network
+        s = self.settings
+        network = self.network
         samples = self.train if samples is None else samples
         steps = steps or s.local_steps(len(samples), epochs)
         self.begin(weights, mask)
@@ -341,7 +342,8 @@ class Trainer:
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
         """Return the optimizer and the parameter that it updates; None for plain SGD, which
         `sgd_step` computes."""
-        s, network = self.settings, self.network
+        s = self.settings
+        network = self.network
         if self.run.optimizer is None and s.is_plain:
             return None, network.weights
         flat = as_parameter(network.weights, network.grad)
@@ -421,10 +423,8 @@ class Trainer:
         learned = self.network.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.train_loss, self.buffers = (
-            None if self.private else float(loss),
-            self.network.read_buffers(),
-        )
+        self.report.train_loss = None if self.private else float(loss)
+        self.buffers = self.network.read_buffers()
         return learned
 
     def charge_own_loop(self, mask: Mask) -> None:
@@ -482,7 +482,8 @@ class Trainer:
     def _predict(self, weights: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         self.network.load(weights, self.buffers)
         self.network.module.eval()
-        outputs, labels = [], []
+        outputs = []
+        labels = []
         for x, y in samples.batches(EVALUATION_BATCH):
             outputs.append(self.network(x))
             labels.append(self.network.to_device(y))
