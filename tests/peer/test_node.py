@@ -82,9 +82,7 @@ class Unresponsive(MemoryTransport):
         await super().serve(never)
 
 
-def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_probe_timeouts() -> (
-    None
-):
+def test_a_peer_that_only_sends_requests_costs_others_one_deadline_then_probe_timeouts() -> None:
     world = World(2, reliable, peers=4)
 
     async def story() -> None:
@@ -169,9 +167,7 @@ class Slow(FakeTraining):
         return await super().step(task, state, received)
 
 
-def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_running_ahead_alone() -> (
-    None
-):
+def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_racing_alone() -> None:
     world = World(5, reliable, peers=4)
     make = world.node
 

@@ -50,9 +50,7 @@ class OnlyThree(Topology):
         return {"000": ["001"], "001": ["002"], "002": ["000"]}
 
 
-def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_round_and_not_the_node() -> (
-    None
-):
+def test_a_topology_that_does_not_fit_the_peers_costs_the_neighbours_of_the_round_alone() -> None:
     world = World(5, reliable, peers=3, rounds=12)
     world.context = world.context.changed(topology=OnlyThree())
     world.members.is_fixed = False

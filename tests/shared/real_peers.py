@@ -29,8 +29,10 @@ from dispfl.peer.state.log import event_logger
 from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.peer.transport.http import Limits
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
+from dispfl.round.context import RunContext
 from dispfl.runs.directory import RunDirectory, read_config, write_split
 from dispfl.runs.prepare import split_dataset
+from dispfl.wire.codec import Codec
 
 LIE = "lie.txt"
 PATIENCE = 240.0
@@ -84,18 +86,27 @@ def run_peer(
 
 
 def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
-    """Run a peer that lies to everyone, as the attack that is named in the folder's file LIE."""
+    """Run a Byzantine peer, with the attack that the folder's file LIE names."""
     from dispfl.peer import server
 
-    tell, honestly = ATTACK_FUNCTIONS[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
+    attack = ATTACK_FUNCTIONS[(out / LIE).read_text()]  # type: ignore[index]
+    encode_model = server.encode_model  # type: ignore[attr-defined]
 
-    def attack_model(
-        run: Any, codec: Any, model: PackedModel, mask: WeightMask, own: str, receiver: str, t: int
+    def encode_attack(
+        run: RunContext,
+        codec: Codec,
+        model: PackedModel,
+        mask: WeightMask,
+        sender: str,
+        receiver: str,
+        t: int,
     ) -> bytes:
-        target = Target(receiver, model, mask, [], 1, lambda attacker, mask: True, run.seed, t)
-        return honestly(run, codec, tell(own, model, target), mask, own, receiver, t)
+        seed = run.settings.seed
+        target = Target(receiver, model, mask, [], 1, lambda attacker, mask: True, seed, t)
+        forged_model = attack(sender, model, target)
+        return encode_model(run, codec, forged_model, mask, sender, receiver, t)
 
-    server.encode_model = attack_model  # type: ignore[assignment, attr-defined]
+    server.encode_model = encode_attack  # type: ignore[assignment, attr-defined]
     run_peer(out, name, deadlines, namespace)
 
 

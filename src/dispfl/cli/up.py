@@ -61,57 +61,74 @@ def up(
     """
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, output_folder, split_config
-    from dispfl.config import compose, read_toml
-    from dispfl.peer.local_federation import (
-        PeerProcesses,
-        collect_results,
-        create_run,
-        prepare_resume,
-    )
-    from dispfl.runs.directory import read_config, read_summary
-    from dispfl.runs.execute import check_same_experiment
+    from dispfl.cli.run import data_dir_override
+    from dispfl.peer.local_federation import PeerProcesses, collect_results
+    from dispfl.runs.directory import read_summary
     from dispfl.topology import peer_names
 
     arguments = list(arguments or [])
     console = Console()
     options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
-        file, arguments = split_config(arguments)
-        config = read_toml(file) if file else {}
-        # The file of a simulated run may set workers, which does not apply here; an override does.
-        experiment = compose(
-            {"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options]
-        )
-        _refuse_simulation_settings(experiment)
-        with output_folder(
-            out, Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}"
-        ) as path:
-            create_run(experiment, path)
+        path, experiment = _create(arguments, options, out)
     else:
-        path = resume
         if out is not None:
             raise ConfigError(
                 "--resume continues in the run's own directory; omit --out.", key="--out"
             )
-        experiment = compose(read_config(path), [*arguments, *options])
-        _refuse_simulation_settings(experiment)
-        check_same_experiment(path, experiment)
-        saved_rounds = read_config(path)["rounds"]
-        if experiment.rounds != saved_rounds:
-            raise RunError(
-                f"{path} was run with rounds={saved_rounds}, got {experiment.rounds}; dispfl up"
-                " cannot extend a run."
-            )
+        path = resume
+        experiment = _resumed(path, [*arguments, *options])
         if read_summary(path) is not None:
             print_text(console, f"{path} is already finished.")
             show(path, console)
             return
-        prepare_resume(path, experiment)
+
     processes = PeerProcesses(path, peer_names(experiment.peers), simultaneous=resume is not None)
-    watch(processes, experiment.rounds, experiment.metric[0].rpartition(":")[2], console)
+    metric = experiment.metric[0].rpartition(":")[2]
+    watch(processes, experiment.rounds, metric, console)
     collect_results(path)
     show(path, console)
+
+
+def _create(
+    arguments: list[str], options: Sequence[str], out: Path | None
+) -> "tuple[Path, Experiment]":
+    """Create the run directory and the sites of a new run."""
+    from dispfl.cli.run import output_folder, split_config
+    from dispfl.config import compose, read_toml
+    from dispfl.peer.local_federation import create_run
+
+    file, overrides = split_config(arguments)
+    config = read_toml(file) if file else {}
+    # The file of a simulated run may set workers, which does not apply here; an override does.
+    config = {"peers": DEFAULT_PEERS, **config, "workers": 1}
+    experiment = compose(config, [*overrides, *options])
+    _refuse_simulation_settings(experiment)
+    default = Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}"
+    with output_folder(out, default) as path:
+        create_run(experiment, path)
+    return path, experiment
+
+
+def _resumed(path: Path, overrides: Sequence[str]) -> "Experiment":
+    """Prepare a run to be resumed, unless it is finished; return its experiment."""
+    from dispfl.config import compose
+    from dispfl.peer.local_federation import prepare_resume
+    from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.execute import check_same_experiment
+
+    config = read_config(path)
+    experiment = compose(config, overrides)
+    _refuse_simulation_settings(experiment)
+    check_same_experiment(path, experiment)
+    if experiment.rounds != config["rounds"]:
+        raise RunError(
+            f"{path} was run with rounds={config['rounds']}, got {experiment.rounds}; dispfl up"
+            " cannot extend a run."
+        )
+    if read_summary(path) is None:
+        prepare_resume(path, experiment)
+    return experiment
 
 
 def _peers_override(peers: int | None, arguments: Sequence[str]) -> list[str]:
@@ -138,8 +155,8 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
         value = getattr(experiment, key)
         if value != required:
             raise ConfigError(
-                f"{key} is {value}, which is for simulated runs: `dispfl up` trains each peer on one"
-                f" thread. Use {key}={required}, or dispfl run.",
+                f"{key} is {value}, which is for simulated runs: `dispfl up` trains each peer on"
+                f" one thread. Use {key}={required}, or dispfl run.",
                 key=key,
             )
 

@@ -111,8 +111,8 @@ class Client:
     def _member_to_sync_with(self, t: int) -> list[str]:
         """Choose a random reachable member, if there is one, to spread the records of members."""
         silent_peers = self.ctx.status.silent_peers
-        others = self.ctx.participants.other_names(t)
-        reachable = [name for name in others if name not in silent_peers]
+        other_names = self.ctx.participants.other_names(t)
+        reachable = [name for name in other_names if name not in silent_peers]
         return self.rng.sample(reachable, min(1, len(reachable)))
 
 

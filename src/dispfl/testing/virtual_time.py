@@ -24,7 +24,8 @@ class DeadlockError(RuntimeError):
 def run(coroutine: Coroutine[Any, Any, T], limit_seconds: float) -> T:
     """Run a coroutine on a virtual clock, which starts at 0 and must not pass the limit.
 
-    Returns its result. An unhandled exception in another task or in a timer is raised at the end instead of logged.
+    Returns its result. An unhandled exception in another task or in a timer is raised at the end
+    instead of logged.
     """
     loop = VirtualTimeLoop(limit_seconds)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:

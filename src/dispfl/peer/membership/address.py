@@ -61,8 +61,8 @@ def check_name(description: str, name: str) -> str:
     """Return the name if it is valid for a site or a federation, else raise `ConfigError`."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{description} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash,"
-            f" got {name!r}."
+            f"{description} must be 1 to 40 letters (a-z), digits and dashes and not start with a"
+            f" dash, got {name!r}."
         )
     if name in RESERVED:
         raise ConfigError(
@@ -82,9 +82,9 @@ def _host(host: str, text: str) -> str:
             ) from None
         if address.scope_id is not None and not _ZONE.fullmatch(address.scope_id):
             raise ConfigError(
-                f"The zone {address.scope_id!r} of an IPv6 address must be the name of an interface,"
-                f" 1 to 15 letters, digits, dots, dashes and underscores, got {text!r}; for example"
-                " [fe80::7%eth0]:7600."
+                f"The zone {address.scope_id!r} of an IPv6 address must be the name of an"
+                f" interface, 1 to 15 letters, digits, dots, dashes and underscores, got {text!r};"
+                " for example [fe80::7%eth0]:7600."
             )
         return str(address)
     if ":" in host and "/" not in host:

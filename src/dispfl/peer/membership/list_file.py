@@ -116,7 +116,7 @@ class ListFile:
         """Apply a change to the current list, excluding other processes, and note it in the audit
         log.
 
-        Lookups go on while the file is written.
+        Lookups continue while the file is written.
         """
         with self._writing, file_lock(self.path.with_name(f".{self.path.name}.lock")):
             with self.lock:

@@ -138,7 +138,7 @@ class MembersFile:
     def participants(self, t: int) -> list[str]:
         """Names of this site and the accepted members that have joined by round t, sorted.
 
-        A running node goes on with the last list that it could read.
+        A running node continues with the last list that it could read.
         """
         names = [self.name]
         for member in self.file.latest().members.values():

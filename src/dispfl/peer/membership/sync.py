@@ -157,8 +157,8 @@ class Offer:
         """The response to a request."""
         if request.roster_from is not None:
             text = self.roster.text if self.roster else ""
-            part = text[request.roster_from : request.roster_from + PAGE_BYTES]
-            return json.dumps({"part": part, "size": len(text)}).encode()
+            roster_part = text[request.roster_from : request.roster_from + PAGE_BYTES]
+            return json.dumps({"part": roster_part, "size": len(text)}).encode()
         if request.requested is None:
             return self.greeting()
         page, next_page = self._page(*request.requested)
