@@ -58,10 +58,10 @@ class TwoMembers:
 
     counts: Sequence[int]
 
-    def roster(self, t: int) -> list[str]:
+    def participants(self, t: int) -> list[str]:
         return ["000", "001"]
 
-    def kept(self, name: str) -> Sequence[int]:
+    def kept_counts(self, name: str) -> Sequence[int]:
         return self.counts
 
     def join(self, t: int) -> None: ...
