@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 # About 45 minutes on two cores; each benchmark prints a ratio against a limit measured in the same run.
-BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation partition start_up side_by_side \
+BENCHMARKS = round_loop naive gossip_average robust_average prune_and_regrow packing evaluation partition start_up side_by_side \
   kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving \
   channel_exchange channel_export channel_rounds membership private_memory
 
@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-# Linters, types of src and tests, and import directions.
+# Linters, types and import directions.
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

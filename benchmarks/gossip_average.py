@@ -1,11 +1,11 @@
-"""The average of 11 ResNet-18 models against the bandwidth that a plain copy reaches; ratio of
-times, on one thread.
+"""The average of 11 ResNet-18 models against the bandwidth that a plain copy reaches.
 
-A ratio of 2 is half of the bandwidth: twice the time that a copy of as many bytes would take. Bytes
-of a copy are those that it reads and those that it writes, into memory that exists already. Bytes
-of the average are
+A ratio of times, on one thread. A ratio of 2 is half of the bandwidth: twice the time that a copy
+of as many bytes would take. Bytes of a copy are those that it reads and those that it writes, into
+memory that exists already. Bytes of the average are
 
-    dense    11 models of 4 bytes a weight, the receiver's mask of 1 byte a weight, the result of 4 bytes a weight
+    dense    11 models of 4 bytes a weight, the receiver's mask of 1 byte a weight,
+             and the result of 4 bytes a weight
     packed   the same with the models as they are kept: 4 bytes a kept weight and 1 bit a weight
 
 The ratio is for dense bytes, the kinder of the two. With NumPy and torch half of the bandwidth is
@@ -23,6 +23,7 @@ from dispfl.core.averaging import average_of
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
 from dispfl.models.settings import Model
+from dispfl.topology import peer_names
 from measure import best_times, report
 
 LIMIT = 2.0
@@ -32,16 +33,19 @@ MODELS = 11
 def measure(density: float) -> None:
     """As many models as a peer with 10 neighbours averages."""
     network = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    weights, size = network.read(), network.layout.size
+    layout = network.layout
+    size = layout.size
+    weights = network.read()
     models = []
-    for k in range(MODELS):
-        state = DisPFL().start(weights, network.layout, density, seed=0, peer=f"{k:03d}")
-        models.append(PackedModel.pack(weights, state.model.mask.unpack()))
+    for peer in peer_names(MODELS):
+        mask = DisPFL().start(weights, layout, density, seed=0, peer=peer).model.mask
+        models.append(PackedModel.pack(weights, mask.unpack()))
     m_k = models[0].mask.unpack()
-    there = torch.empty(size)
+    target = torch.empty(size)
 
     def obvious() -> Tensor:
-        total, holders = torch.zeros(size), torch.zeros(size)
+        total = torch.zeros(size)
+        holders = torch.zeros(size)
         for model in models:
             w_j, m_j = model.unpack()
             total += w_j
@@ -49,21 +53,25 @@ def measure(density: float) -> None:
         return torch.where(m_k, total / holders.clamp_(min=1), 0.0)
 
     assert average_of(models, m_k).equal(obvious())
-    taken, copy, slow = best_times(
-        lambda: average_of(models, m_k), lambda: there.copy_(weights), obvious
+    average_time, copy_time, obvious_time = best_times(
+        lambda: average_of(models, m_k), lambda: target.copy_(weights), obvious
     )
-    a_byte = copy / (8 * size)
-    dense = (4 * MODELS + 1 + 4) * size
-    packed = sum(4 * model.values.numel() + model.mask.bits.numel() for model in models) + 5 * size
+
+    seconds_a_byte = copy_time / (8 * size)
+    mask_and_result = (1 + 4) * size
+    dense_bytes = 4 * MODELS * size + mask_and_result
+    packed_bytes = mask_and_result
+    for model in models:
+        packed_bytes += 4 * model.values.numel() + model.mask.bits.numel()
     report(
         "gossip_average",
-        taken / (dense * a_byte),
+        average_time / (dense_bytes * seconds_a_byte),
         LIMIT,
         density=density,
-        ratio_for_packed_bytes=round(taken / (packed * a_byte), 3),
-        ratio_to_the_obvious_way=round(taken / slow, 3),
-        milliseconds=round(1e3 * taken, 1),
-        copy_gb_a_second=round(1e-9 / a_byte, 1),
+        ratio_for_packed_bytes=round(average_time / (packed_bytes * seconds_a_byte), 3),
+        ratio_to_the_obvious_way=round(average_time / obvious_time, 3),
+        milliseconds=round(1e3 * average_time, 1),
+        copy_gb_a_second=round(1e-9 / seconds_a_byte, 1),
     )
 
 

@@ -1,9 +1,13 @@
-"""How the benchmarks measure: both sides in turn, several times, the best of each, and one JSON
-line."""
+"""How benchmarks measure: all sides in turn, the best of several times, and one JSON line."""
 
+import cProfile
 import json
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
 
 
 def best_times(
@@ -12,32 +16,44 @@ def best_times(
     clock: Callable[[], float] = time.perf_counter,
     warm_up: bool = True,
 ) -> list[float]:
-    """The best time of each side in seconds. Taking turns lets a noisy machine disturb all sides
-    alike.
+    """Return the best time of each side in seconds.
 
-    `time.process_time` as the clock counts the processor's time alone: better where all is done on
-    one thread and other programs are about.
+    The sides take turns, so that a noisy machine disturbs all of them alike. `time.process_time` as
+    the clock counts processor time alone: better where all the work is done on one thread while
+    other programs run.
     """
-    times: list[list[float]] = [[] for _ in sides]
     if warm_up:
         for side in sides:
             side()
+    best = [math.inf] * len(sides)
     for _ in range(repeats):
-        for side, taken in zip(sides, times, strict=True):
+        for index, side in enumerate(sides):
             began = clock()
             side()
-            taken.append(clock() - began)
-    return [min(taken) for taken in times]
+            best[index] = min(best[index], clock() - began)
+    return best
 
 
-def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> bool | None:
-    """Print a result: a ratio against a limit that was measured in the same run, where there is
-    one. Return whether the limit was held.
+def seconds_by_function(
+    run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the seconds that each Python function takes in a run, with all that it calls.
+
+    Functions are named `module.function`, and those of the same name in a module are summed up.
     """
+    profile = cProfile.Profile(clock)
+    profile.runcall(run)
+    seconds: dict[str, float] = defaultdict(float)
+    for entry in profile.getstats():
+        if isinstance(entry.code, CodeType):
+            module = Path(entry.code.co_filename).stem
+            seconds[f"{module}.{entry.code.co_name}"] += entry.totaltime
+    return dict(seconds)
+
+
+def report(benchmark: str, ratio: float, limit: float | None, **details: object) -> bool | None:
+    """Print a ratio of two sides of the same run; return whether it is within the limit, if any."""
     held = None if limit is None else ratio <= limit
-    print(
-        json.dumps(
-            {"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": held} | more
-        )
-    )
+    result = {"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": held}
+    print(json.dumps(result | details))
     return held

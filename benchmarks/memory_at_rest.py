@@ -1,14 +1,14 @@
-"""What a peer costs in memory between rounds, against its kept values x 4 bytes and two bits a
-parameter; a ratio.
+"""What a peer costs in memory between rounds, against its kept values and two bits a parameter.
 
-Measured as the growth of the process while many peers' states are made. `dense_mb_a_peer` is what
-the obvious way needs: dense weights and two bool masks.
+Measured as the growth of the process while many peers' states are made; a kept value has 4 bytes.
+`dense_mb_a_peer` is what the obvious way needs: dense weights and two bool masks.
 """
 
 import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -17,47 +17,56 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model
+from dispfl.topology import peer_names
 from measure import report
 
 LIMIT = 1.05
+DENSITY = 0.5
 
 
 def resident_bytes() -> int:
-    """What this process has in memory now."""
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return what this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(name: str, peers: int) -> None:
+def measure(model: str, peers: int) -> None:
     """So many peers with one model at density 0.5."""
+    method = DisPFL(density=DENSITY)
+    network = FlatModule(Model(name=model).build(3, 10, 32))
+    layout = network.layout
+    first_weights = network.read()
 
-    def settle(k: int) -> PeerState:
-        """A peer as a step leaves it: its weights under one mask, and another mask that is its own
-        too."""
-        weights, mask = method.start(initial, layout, 0.5, seed=0, peer=f"{k:03d}").model.unpack()
+    def settled_state(peer: str) -> PeerState:
+        """Return a peer as a step leaves it: with weights under one mask, and with a next mask."""
+        state = method.start(first_weights, layout, DENSITY, seed=0, peer=peer)
+        weights, mask = state.model.unpack()
         return PeerState(PackedModel.pack(weights, mask), WeightMask.pack(mask.roll(1)))
 
-    method = DisPFL(density=0.5)
-    network = FlatModule(Model(name=name).build(3, 10, 32))
-    initial, layout = network.read(), network.layout
-    settle(0)
+    settled_state("000")
     gc.collect()
     before = resident_bytes()
-    states = [settle(k) for k in range(peers)]
+    states = [settled_state(peer) for peer in peer_names(peers)]
     gc.collect()
     used = resident_bytes() - before
-    size = layout.size
-    needed = sum(4 * state.model.values.numel() + 2 * size / 8 for state in states)
-    mb, dense_mb = round(used / peers / 1e6, 2), round(6 * size / 1e6, 2)
+
+    needed = sum(4 * state.model.values.numel() + 2 * layout.size / 8 for state in states)
     report(
         "memory_at_rest",
         used / needed,
         LIMIT,
-        model=name,
+        model=model,
         peers=peers,
-        mb_a_peer=mb,
-        dense_mb_a_peer=dense_mb,
+        mb_a_peer=round(used / peers / 1e6, 2),
+        dense_mb_a_peer=round(6 * layout.size / 1e6, 2),
     )
+
+
+def measure_in_process(model: str, peers: int) -> None:
+    """Measure in a process that returns freed memory at once: the states, not the heap."""
+    returns_memory = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    command = [sys.executable, __file__, model, str(peers)]
+    subprocess.run(command, env=os.environ | returns_memory, check=True)
 
 
 if __name__ == "__main__":
@@ -65,12 +74,5 @@ if __name__ == "__main__":
         torch.set_num_threads(1)
         measure(sys.argv[1], int(sys.argv[2]))
     else:
-        # A process of its own for each, in which freed memory goes back at once: the states are
-        # measured, not the heap.
-        given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-        for model, peers in (("resnet18", 20), ("cnn", 1000)):
-            subprocess.run(
-                [sys.executable, __file__, model, str(peers)],
-                env={**os.environ, **given_back},
-                check=True,
-            )
+        measure_in_process("resnet18", 20)
+        measure_in_process("cnn", 1000)

@@ -1,13 +1,13 @@
-"""Dis-PFL as simulations usually implement it, against ours: ratio of times at equal work with
-equally many threads.
+"""Dis-PFL as simulations usually implement it, against ours: ratio of times at equal work.
 
-The baseline has the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs,
-batch and sizes of data. It keeps a state dict and a dictionary of float masks for each peer. Every
-round it deep-copies everyone's state dict, and each peer's again before it is loaded, mixed and
-returned. Mixing adds up dictionaries, key by key. Pruning and regrowing sort whole layers. A
-`DataLoader` (no worker processes: threads are equal) makes images one by one with Pillow: pad,
-crop, mirror, to tensor, normalize. Each peer is evaluated before mixing, after mixing and after
-training, through a `DataLoader` too. Peers train one after another, each with all threads.
+Both have equally many threads. The baseline has the same algorithm, model (small CNN, 32x32
+colour), peers, neighbours, epochs, batch and sizes of data. It keeps a state dict and a dictionary
+of float masks for each peer. Every round it deep-copies everyone's state dict, and each peer's
+again before it is loaded, mixed and returned. Mixing adds up dictionaries, key by key. Pruning and
+regrowing sort whole layers. A `DataLoader` (no worker processes: threads are equal) makes images
+one by one with Pillow: pad, crop, mirror, to tensor, normalize. Each peer is evaluated before
+mixing, after mixing and after training, through a `DataLoader` too. Peers train one after another,
+each with all threads.
 
 Ours runs through `execute`, as `dispfl run` does, with its default evaluation: after mixing and
 after training. The second line of a pair is at equal evaluation: the baseline leaves out the one
@@ -16,11 +16,9 @@ peer's step.
 """
 
 import copy
-import cProfile
-import pstats
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -31,31 +29,33 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dispfl import Train
-from dispfl.core.flat_module import FlatModule
+from dispfl.core.samples import Samples
 from dispfl.core.sparsity import prune_rate
 from dispfl.data.batches import ResidentSamples
 from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states, peer_step
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunObserver
-from measure import best_times, report
-from synthetic import federation, first_step
+from measure import best_times, report, seconds_by_function
+from synthetic import PAPER_BATCH, federation, first_step
 
 LIMIT = 1 / 2.5
+ALPHA_0 = 0.5
+ZERO = torch.tensor(0.0)
 Weights = dict[str, Tensor]
+Loader = DataLoader[tuple[Tensor, int]]
 
 
 class TransformedImages(Dataset[tuple[Tensor, int]]):
     """Images that are transformed when they are accessed."""
 
-    def __init__(self, samples: ResidentSamples, training: bool) -> None:
+    def __init__(self, samples: Samples, *, training: bool) -> None:
+        assert isinstance(samples, ResidentSamples)
         assert samples.index is not None
         assert samples.transform is not None
         self.images = [Image.fromarray(samples.inputs[row].numpy()) for row in samples.index]
         self.labels = samples.labels[samples.index].tolist()
-        self.mean, self.std = (
-            torch.tensor(v).view(-1, 1, 1) for v in (samples.transform.mean, samples.transform.std)
-        )
+        self.mean = torch.tensor(samples.transform.mean).view(-1, 1, 1)
+        self.std = torch.tensor(samples.transform.std).view(-1, 1, 1)
         self.training = training
 
     def __len__(self) -> int:
@@ -64,55 +64,60 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         image = self.images[row]
         if self.training:
-            padded, (width, height) = ImageOps.expand(image, 4), image.size
-            left, top = random.randint(0, 8), random.randint(0, 8)
-            image = padded.crop((left, top, left + width, top + height))
-            if random.random() < 0.5:
-                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            image = augmented(image)
         size = (image.height, image.width, 3)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size)
-        return (pixels.permute(2, 0, 1).float().div(255) - self.mean) / self.std, self.labels[row]
+        scaled = pixels.permute(2, 0, 1).float().div(255)
+        return (scaled - self.mean) / self.std, self.labels[row]
+
+
+def augmented(image: Image.Image) -> Image.Image:
+    """Return the image padded, cropped and perhaps mirrored."""
+    width, height = image.size
+    left = random.randint(0, 8)
+    top = random.randint(0, 8)
+    image = ImageOps.expand(image, 4).crop((left, top, left + width, top + height))
+    if random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image
 
 
 class Naive:
     """All peers' dictionaries, and one module into which they are loaded."""
 
-    def __init__(self, context: RunContext, before: bool) -> None:
-        self.context, self.before, self.module, self.spent = (
-            context,
-            before,
-            context.module(),
-            Counter[str](),
-        )
-        train = context.settings.train
-        self.loaders = {
-            peer: (
-                DataLoader(TransformedImages(data.train, True), train.batch_size, shuffle=True),  # type: ignore[arg-type]
-                DataLoader(TransformedImages(data.test, False), train.batch_size),  # type: ignore[arg-type]
-            )
-            for peer, data in context.data.peers.items()
-        }
-        layout = FlatModule(context.module()).layout
-        names, states = layout.names, initial_states(context)
-        unpacked = {peer: state.model.unpack() for peer, state in states.items()}
-        split = {peer: [layout.views(flat) for flat in both] for peer, both in unpacked.items()}
-        self.models = {
-            peer: dict(zip(names, weights, strict=True)) for peer, (weights, _) in split.items()
-        }
-        self.masks = {
-            peer: dict(zip(names, [m.float() for m in ms], strict=True))
-            for peer, (_, ms) in split.items()
-        }
+    def __init__(self, context: RunContext, *, evaluates_before_mixing: bool) -> None:
+        self.context = context
+        self.evaluates_before_mixing = evaluates_before_mixing
+        self.module = context.module()
+        self.seconds: dict[str, float] = defaultdict(float)
+        """The seconds that each part has taken."""
+        self.train_loaders: dict[str, Loader] = {}
+        self.test_loaders: dict[str, Loader] = {}
+        batch_size = context.settings.train.batch_size
+        for peer, data in context.data.peers.items():
+            train_images = TransformedImages(data.train, training=True)
+            test_images = TransformedImages(data.test, training=False)
+            self.train_loaders[peer] = DataLoader(train_images, batch_size, shuffle=True)
+            self.test_loaders[peer] = DataLoader(test_images, batch_size)
+
+        self.models: dict[str, Weights] = {}
+        self.masks: dict[str, Weights] = {}
+        layout = context.layout
+        for peer, state in initial_states(context).items():
+            weights, mask = state.model.unpack()
+            float_masks = [view.float() for view in layout.views(mask)]
+            self.models[peer] = dict(zip(layout.names, layout.views(weights), strict=True))
+            self.masks[peer] = dict(zip(layout.names, float_masks, strict=True))
         self.next_masks = copy.deepcopy(self.masks)
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.spent[what] += time.perf_counter() - began
+        self.seconds[part] += time.perf_counter() - began
 
-    def batches(self, loader: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """A loader's batches, its work counted as data."""
+    def batches(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a loader's batches; its work is counted as data."""
         batches = iter(loader)
         while True:
             with self.timed("data"):
@@ -122,27 +127,28 @@ class Naive:
             yield batch
 
     def run_round(self, t: int) -> None:
-        received = self.context.settings.topology.online_neighbours(
-            self.context.settings.seed, t, self.context.roster
-        )
+        settings = self.context.settings
+        roster = self.context.roster
+        neighbours = settings.topology.online_neighbours(settings.seed, t, roster)
         with self.timed("copying and mixing"):
-            last, last_masks = copy.deepcopy(self.models), copy.deepcopy(self.masks)
-        for peer in self.context.roster:
-            if self.before:
-                self.evaluate(peer, last[peer])
+            last_models = copy.deepcopy(self.models)
+            last_masks = copy.deepcopy(self.masks)
+        for peer in roster:
+            if self.evaluates_before_mixing:
+                self.evaluate(peer, last_models[peer])
             with self.timed("copying and mixing"):
-                group = sorted([peer, *received[peer]])
+                senders = sorted([peer, *neighbours[peer]])
                 mask = self.next_masks[peer]
-                mixed = copy.deepcopy(last[peer])
+                mixed = copy.deepcopy(last_models[peer])
                 for name in mixed:
-                    total = sum(last[k][name] for k in group)
-                    mixed[name] = (
-                        total / sum(last_masks[k][name] for k in group).clamp(min=1) * mask[name]
-                    )
+                    total = sum((last_models[sender][name] for sender in senders), ZERO)
+                    holders = sum((last_masks[sender][name] for sender in senders), ZERO)
+                    mixed[name] = total / holders.clamp(min=1) * mask[name]
             self.evaluate(peer, mixed)
             self.train(peer, mixed, mask)
             with self.timed("copying and mixing"):
-                self.models[peer], self.masks[peer] = copy.deepcopy(self.module.state_dict()), mask
+                self.models[peer] = copy.deepcopy(self.module.state_dict())
+                self.masks[peer] = mask
             self.evaluate(peer, self.models[peer])
             self.evolve(peer, t)
 
@@ -153,10 +159,10 @@ class Naive:
         s = self.context.settings.train
         optimizer = torch.optim.SGD(self.module.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         for _ in range(s.epochs):
-            for x, y in self.batches(self.loaders[peer][0]):
+            for x, y in self.batches(self.train_loaders[peer]):
                 with self.timed("training"):
                     optimizer.zero_grad()
-                    nn.functional.cross_entropy(self.module(x), y).backward()
+                    self.backward(x, y)
                     for name, parameter in self.module.named_parameters():
                         assert parameter.grad is not None
                         parameter.grad *= mask[name]
@@ -165,96 +171,105 @@ class Naive:
                     for name, parameter in self.module.named_parameters():
                         parameter.data *= mask[name]
 
+    def backward(self, x: Tensor, y: Tensor) -> None:
+        loss = nn.functional.cross_entropy(self.module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+
     @torch.no_grad()
     def evaluate(self, peer: str, weights: Weights) -> float:
         with self.timed("copying and mixing"):
             self.module.load_state_dict(copy.deepcopy(weights))
         self.module.eval()
-        right = 0
-        for x, y in self.batches(self.loaders[peer][1]):
+        correct = 0
+        for x, y in self.batches(self.test_loaders[peer]):
             with self.timed("evaluation"):
-                right += int((self.module(x).argmax(1) == y).sum())
-        return right / len(self.context.data.peers[peer].test)
+                correct += int((self.module(x).argmax(1) == y).sum())
+        return correct / len(self.context.data.peers[peer].test)
 
     def evolve(self, peer: str, t: int) -> None:
         """The gradient of one batch, then whole sorts of each layer."""
-        x, y = next(self.batches(self.loaders[peer][0]))
+        x, y = next(self.batches(self.train_loaders[peer]))
         with self.timed("training"):
             self.module.zero_grad()
-            nn.functional.cross_entropy(self.module(x), y).backward()
+            self.backward(x, y)
         with self.timed("prune and regrow"):
-            rate = prune_rate(t, self.context.settings.rounds, 0.5)
+            rate = prune_rate(t, self.context.settings.rounds, ALPHA_0)
             masks = copy.deepcopy(self.masks[peer])
             for name, parameter in self.module.named_parameters():
-                mask, kept = masks[name].view(-1), int(masks[name].sum())
-                if kept == mask.numel():
+                mask = masks[name].view(-1)
+                held_count = int(mask.sum())
+                if held_count == mask.numel():
                     continue
                 assert parameter.grad is not None
-                count = ceil(rate * kept)
-                held = torch.where(mask > 0, parameter.data.view(-1).abs(), torch.inf)
-                mask[torch.sort(held).indices[:count]] = 0
-                empty = torch.where(mask == 0, parameter.grad.view(-1).abs(), -torch.inf)
-                mask[torch.sort(empty, descending=True).indices[:count]] = 1
+                count = ceil(rate * held_count)
+                magnitudes = torch.where(mask > 0, parameter.data.view(-1).abs(), torch.inf)
+                mask[torch.sort(magnitudes).indices[:count]] = 0
+                gradients = torch.where(mask == 0, parameter.grad.view(-1).abs(), -torch.inf)
+                mask[torch.sort(gradients, descending=True).indices[:count]] = 1
             self.next_masks[peer] = masks
 
 
 def our_shares(context: RunContext) -> dict[str, float]:
-    """Where the time of one peer's step goes."""
-    network, step, profile = (
-        FlatModule(context.module()),
-        first_step(context, evaluate=True),
-        cProfile.Profile(),
-    )
-    peer_step(context, network, *step)
-    profile.enable()
-    peer_step(context, network, *step)
-    profile.disable()
-    spent = Counter[str]()
-    for (_, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-        spent[function] += cumulative
+    """Return where the time of one peer's step goes."""
+    network = context.network()
+    task, state, received = first_step(context, evaluate=True)
+
+    def step() -> None:
+        peer_step(context, network, task, state, received)
+
+    step()
+    spent = seconds_by_function(step)
+    data = spent["batches.batches"]  # those of the evaluation too, a twenty-sixth of them
     parts = {
-        "data": spent["batches"],  # those of the evaluation too, a twenty-sixth of them
-        "training": spent["learn"] + spent["gradient"] - spent["batches"],
-        "evaluation": spent["score"],
-        "copying and mixing": spent["mix"] + spent["pack"],
-        "prune and regrow": spent["prune_and_regrow"],
+        "data": data,
+        "training": spent["train.learn"] + spent["train.gradient"] - data,
+        "evaluation": spent["train.score"],
+        "copying and mixing": spent["dispfl.mix"] + spent["packed.under"],
+        "prune and regrow": spent["sparsity.prune_and_regrow"],
     }
-    return {what: round(taken / spent["peer_step"], 3) for what, taken in parts.items()}
+    step_seconds = spent["round.peer_step"]
+    return {part: round(seconds / step_seconds, 3) for part, seconds in parts.items()}
 
 
 def measure(threads: int) -> None:
     """One round of all peers, both ways in turn."""
-    context = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
-    context = context.changed(rounds=1)
-    usual, equal = Naive(context, before=True), Naive(context, before=False)
+    train = Train(batch_size=PAPER_BATCH)
+    context = federation("cnn", 3, 32, samples=500, tests=100, train=train, peers=8, degree=4)
+    context = context.changed(rounds=1, workers=threads)
+    usual = Naive(context, evaluates_before_mixing=True)
+    equal = Naive(context, evaluates_before_mixing=False)
 
-    def measured_round(naive: Naive) -> None:
+    def naive_round(naive: Naive) -> None:
         torch.set_num_threads(threads)
-        naive.spent.clear()
+        naive.seconds.clear()
         naive.run_round(0)
 
-    ours, *others = best_times(
-        lambda: execute(context, None, threads, RunObserver()),
-        lambda: measured_round(usual),
-        lambda: measured_round(equal),
+    our_time, usual_time, equal_time = best_times(
+        lambda: execute(context),
+        lambda: naive_round(usual),
+        lambda: naive_round(equal),
         repeats=3,
     )
     torch.set_num_threads(1)
-    evaluates_global = our_shares(context)
-    for naive, evaluation, taken in zip(
-        (usual, equal), ("each its own", "equal"), others, strict=True
+    shares = our_shares(context)
+    for naive, evaluation, naive_time in (
+        (usual, "each its own", usual_time),
+        (equal, "equal", equal_time),
     ):
-        whole = naive.spent.total()  # of the last repeat
+        naive_total = sum(naive.seconds.values())  # of the last repeat
+        naive_shares = {}
+        for part, seconds in naive.seconds.items():
+            naive_shares[part] = round(seconds / naive_total, 3)
         report(
             "naive",
-            ours / taken,
+            our_time / naive_time,
             LIMIT,
             workers=threads,
             evaluation=evaluation,
-            times_faster=round(taken / ours, 2),
-            seconds=[round(ours, 2), round(taken, 2)],
-            naive_shares={what: round(spent / whole, 3) for what, spent in naive.spent.items()},
-            our_shares=evaluates_global,
+            times_faster=round(naive_time / our_time, 2),
+            seconds=[round(our_time, 2), round(naive_time, 2)],
+            naive_shares=naive_shares,
+            our_shares=shares,
         )
 
 

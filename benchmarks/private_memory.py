@@ -1,8 +1,7 @@
-"""A private step of ResNet-18 at batch 128 against a plain one: peak memory beyond what both have
-before the step.
+"""Peak memory of a private step of ResNet-18 at batch 128 against that of a plain one.
 
-The ratio is against the limit, 1.5 times the plain step's and the gradients of one chunk of single
-samples.
+Memory is counted beyond what both have before the step. The ratio is against the limit, 1.5 times
+the plain step's and the gradients of one chunk of single samples.
 """
 
 import json
@@ -27,51 +26,57 @@ from measure import report
 BATCH = 128
 
 
-def peak() -> int:
-    """The largest resident memory of this process so far, in bytes."""
+def peak_bytes() -> int:
+    """Return the largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def step(side: str) -> None:
+def step(kind: str) -> None:
     """Compute the gradient of one batch, and print the memory that it took."""
     torch.manual_seed(0)
     network = FlatModule(Model(name="resnet18").build(3, 10, 32))
     network.module.train()
-    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    x = torch.randn(BATCH, 3, 32, 32)
+    y = torch.randint(10, (BATCH,))
     flags = torch.rand(network.layout.size) < 0.5
-    before = peak()
-    if side == "private":
+
+    before = peak_bytes()
+    if kind == "private":
         sum_clipped_(network, functional.cross_entropy, x, y, flags, 1.0)
-        PrivateSteps(SecretStream(b"benchmark"), ("000", 0), 1.0, 1.0, 1.0, BATCH).add_noise_(
-            network.grad, flags
-        )
+        private = PrivateSteps(SecretStream(b"benchmark"), ("000", 0), 1.0, 1.0, 1.0, BATCH)
+        private.add_noise_(network.grad, flags)
     else:
-        functional.cross_entropy(network(x), y).backward()
-    samples = max(CHUNK_SAMPLES, CHUNK_VALUES // network.layout.size)
-    print(json.dumps({"bytes": peak() - before, "chunk": 4 * samples * network.layout.size}))
+        loss = functional.cross_entropy(network(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+    step_bytes = peak_bytes() - before
+
+    chunk_samples = max(CHUNK_SAMPLES, CHUNK_VALUES // network.layout.size)
+    chunk_bytes = 4 * chunk_samples * network.layout.size
+    print(json.dumps({"bytes": step_bytes, "chunk": chunk_bytes}))
+
+
+def measure(kind: str) -> dict[str, int]:
+    """Take a step in a process of its own, whose peak is the step's."""
+    command = [sys.executable, __file__, kind]
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    memory: dict[str, int] = json.loads(process.stdout)
+    return memory
 
 
 def main() -> bool | None:
-    """Each step in a process of its own, whose peak is the step's."""
-    found = {}
-    for side in ("plain", "private"):
-        ended = subprocess.run([sys.executable, __file__, side], stdout=subprocess.PIPE, check=True)
-        found[side] = json.loads(ended.stdout)
-    chunk = found["private"]["chunk"]
-    allowed = 1.5 * found["plain"]["bytes"] + chunk
-    more = {
-        "plain_mb": found["plain"]["bytes"],
-        "private_mb": found["private"]["bytes"],
-        "chunk_mb": chunk,
-    }
-    more = {name: round(value / 1e6) for name, value in more.items()}
+    """Return whether the limit is held."""
+    plain = measure("plain")["bytes"]
+    private = measure("private")
+    chunk = private["chunk"]
     return report(
         "private_memory",
-        found["private"]["bytes"] / allowed,
+        private["bytes"] / (1.5 * plain + chunk),
         1.0,
         model="resnet18",
         batch=BATCH,
-        **more,
+        plain_mb=round(plain / 1e6),
+        private_mb=round(private["bytes"] / 1e6),
+        chunk_mb=round(chunk / 1e6),
     )
 
 

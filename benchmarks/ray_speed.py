@@ -5,10 +5,10 @@ threads over that of the two workers. Starting Ray and the workers, once a run, 
 checkpoints are.
 """
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -27,17 +27,20 @@ LIMIT = 1 / 1.5
 ROUNDS = 5
 
 
-def best_round(context: RunContext, start: Callable[[Path], Engine]) -> float:
-    """The shortest of some rounds, the first of which only warms up."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(Path(folder))) as engine:
+def best_round(context: RunContext, start: Callable[[Checkpoints], Engine]) -> float:
+    """Return the time of the shortest round; the first round only warms up."""
+    times = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(start(Checkpoints(Path(folder)))) as engine,
+    ):
         engine.restore(0)
-        spent = []
         for t in range(ROUNDS):
             began = time.perf_counter()
             run_round(context, None, t, engine)
             engine.flush(t)
-            spent.append(time.perf_counter() - began)
-    return min(spent[1:])
+            times.append(time.perf_counter() - began)
+    return min(times[1:])
 
 
 def main() -> None:
@@ -45,13 +48,15 @@ def main() -> None:
     experiment = Experiment(rounds=ROUNDS)
     images = load_dataset(experiment.data)
     context = experiment_context(experiment, images, split_dataset(experiment, images))
-    one, two = (
-        best_round(context, lambda folder, n=n: RayEngine(context, n, Checkpoints(folder)))
-        for n in (1, 2)
-    )  # type: ignore[misc]
-    here = best_round(context, lambda folder: InProcess(context, 2, Checkpoints(folder)))
+    one_worker = best_round(context, lambda checkpoints: RayEngine(context, 1, checkpoints))
+    two_workers = best_round(context, lambda checkpoints: RayEngine(context, 2, checkpoints))
+    two_threads = best_round(context, lambda checkpoints: InProcess(context, 2, checkpoints))
     report(
-        "ray_speed", two / one, LIMIT, speedup=round(one / two, 2), inprocess=round(here / two, 2)
+        "ray_speed",
+        two_workers / one_worker,
+        LIMIT,
+        speedup=round(one_worker / two_workers, 2),
+        inprocess=round(two_threads / two_workers, 2),
     )
 
 

@@ -1,8 +1,7 @@
-"""A whole Dis-PFL round of one peer against the bare training loop; ratio of processor times, on
-one thread.
+"""A whole Dis-PFL round of one peer against the bare training loop; ratio of processor times.
 
-The round is `peer_step` with evaluation off: mix with 10 neighbours, 5 epochs over 500 samples in
-batches of 128, the dense gradient on one more batch, prune and regrow, pack.
+On one thread. The round is `peer_step` with evaluation off: mix with 10 neighbours, 5 epochs over
+500 samples in batches of 128, the dense gradient on one more batch, prune and regrow, pack.
 
 The bare loop gets its batches ready-made, in channels-last memory, and does nothing else: forward,
 backward, SGD step, mask. No shuffling, no crops and flips, no clipping, no checks, no mixing. Its
@@ -27,41 +26,41 @@ from torch import Tensor, nn
 
 from dispfl import Train
 from dispfl.core.allocator import keep_heap
-from dispfl.core.flat_module import FlatModule
 from dispfl.round.round import peer_step
 from measure import best_times, report
-from synthetic import federation, first_step
+from synthetic import PAPER_BATCH, PAPER_DEGREE, federation, first_step
 
 
 def measure(
-    name: str, channels: int, size: int, limit: float, *, epochs: int = 5, repeats: int = 21
+    model: str, channels: int, size: int, limit: float, *, epochs: int = 5, repeats: int = 21
 ) -> None:
     """One model on random images."""
     torch.set_num_threads(1)
     keep_heap()
-    train = Train(epochs=epochs)
-    context = federation(
-        name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10
-    )
-    network, (task, state, received) = (
-        FlatModule(context.module()),
-        first_step(context, evaluate=False),
-    )
+    train = Train(epochs=epochs, batch_size=PAPER_BATCH)
+    peers = PAPER_DEGREE + 1
+    context = federation(model, channels, size, 500, 1, train, peers=peers, degree=PAPER_DEGREE)
+    network = context.network()
+    task, state, received = first_step(context, evaluate=False)
+
+    data = context.data.peers[task.peer].train
     rng = torch.Generator().manual_seed(0)
-    data = context.data.peers["000"].train
-    batches = [batch for _ in range(epochs) for batch in data.batches(train.batch_size, rng=rng)]
+    batches: list[tuple[Tensor, Tensor]] = []
+    for _ in range(epochs):
+        batches += data.batches(train.batch_size, rng=rng)
     module = context.module()
-    first = {name: weights.clone() for name, weights in module.state_dict().items()}
+    first_weights = {name: weights.clone() for name, weights in module.state_dict().items()}
     masks = [view.float() for view in network.layout.views(state.model.mask.unpack())]
 
-    def ours() -> None:
+    def whole_round() -> None:
         assert peer_step(context, network, task, state, received).report.failure is None
 
     def backward(x: Tensor, y: Tensor) -> None:
-        nn.functional.cross_entropy(module(x), y).backward()
+        loss = nn.functional.cross_entropy(module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
 
-    def bare() -> None:
-        module.load_state_dict(first)  # as a round does: each time from the same weights
+    def bare_loop() -> None:
+        module.load_state_dict(first_weights)  # as a round does: each time from the same weights
         optimizer = torch.optim.SGD(
             module.parameters(), lr=train.lr, weight_decay=train.weight_decay
         )
@@ -70,17 +69,20 @@ def measure(
             backward(x, y)
             optimizer.step()
             with torch.no_grad():
-                for parameter, m in zip(module.parameters(), masks, strict=True):
-                    parameter.mul_(m)
+                for parameter, mask in zip(module.parameters(), masks, strict=True):
+                    parameter.mul_(mask)
+
+    def dense_gradient() -> None:
+        backward(*batches[0])
 
     round_time, bare_time, gradient_time = best_times(
-        ours, bare, lambda: backward(*batches[0]), repeats=repeats, clock=time.process_time
+        whole_round, bare_loop, dense_gradient, repeats=repeats, clock=time.process_time
     )
     report(
         "round_loop",
         round_time / (bare_time + gradient_time),
         limit,
-        model=name,
+        model=model,
         channels=channels,
         batches=len(batches),
         ratio_without_the_dense_gradient=round(round_time / bare_time, 3),

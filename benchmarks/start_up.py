@@ -17,15 +17,15 @@ LIMIT = 2.0
 def main() -> None:
     """Best of several."""
     command = str(Path(sys.executable).parent / "dispfl")
-    sides = ([command, "--help"], [sys.executable, "-c", "import typer"])
-    ours, typer = best_times(
-        *(
-            lambda words=words: subprocess.run(words, check=True, capture_output=True)
-            for words in sides
-        ),
-        repeats=15,
-    )
-    report("start_up", ours / typer, LIMIT, milliseconds=round(1e3 * ours))
+
+    def show_help() -> None:
+        subprocess.run([command, "--help"], check=True, capture_output=True)
+
+    def import_typer() -> None:
+        subprocess.run([sys.executable, "-c", "import typer"], check=True, capture_output=True)
+
+    help_time, import_time = best_times(show_help, import_typer, repeats=15)
+    report("start_up", help_time / import_time, LIMIT, milliseconds=round(1e3 * help_time))
 
 
 if __name__ == "__main__":

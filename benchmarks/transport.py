@@ -1,11 +1,11 @@
-"""A ResNet-18 message at density 0.5 over loopback through the HTTPS transport, compared with raw
-TLS of asyncio.
+"""A ResNet-18 message at density 0.5 through the HTTPS transport, against raw TLS of asyncio.
 
-Both run in one process, in turn, with the same certificates and cipher. Limit: twice the time, half
-of the raw throughput.
+Over loopback. Both run in one process, in turn, with the same certificates and cipher. Limit: twice
+the time, half of the raw throughput.
 """
 
 import asyncio
+import math
 import os
 import ssl
 import time
@@ -19,13 +19,14 @@ from dispfl.peer.transport.base import Request, Response
 from dispfl.peer.transport.https import HttpsTransport
 from measure import report
 
+LIMIT = 2.0
 BODY = os.urandom(22_400_000)
 """5.6 million of ResNet-18's 11.2 million weights."""
 REQUEST = os.urandom(1_400_000)
 """A mask: one bit for each of them."""
 CHUNK = 256 * 1024
 REPEATS = 9
-LOCAL = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 Fetch = Callable[[], Awaitable[bytes]]
 
@@ -41,7 +42,7 @@ async def raw_streams(client: ssl.SSLContext, server: ssl.SSLContext) -> AsyncIt
         ended.set()
 
     ended = asyncio.Event()
-    listening = await asyncio.start_server(answer, LOCAL, 0, ssl=server, limit=CHUNK)
+    listening = await asyncio.start_server(answer, LOCALHOST, 0, ssl=server, limit=CHUNK)
     address = listening.sockets[0].getsockname()[:2]
     reader, writer = await asyncio.open_connection(*address, ssl=client, limit=CHUNK)
 
@@ -63,11 +64,14 @@ async def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
 
 
 async def _read(reader: asyncio.StreamReader, length: int) -> bytes:
-    parts = []
-    while length and (part := await reader.read(CHUNK)):
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
+    chunks = []
+    while length:
+        chunk = await reader.read(CHUNK)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        length -= len(chunk)
+    return b"".join(chunks)
 
 
 @asynccontextmanager
@@ -82,58 +86,61 @@ async def https(
     def transport(name: str) -> HttpsTransport:
         return HttpsTransport(
             name,
-            (LOCAL, 0),
+            (LOCALHOST, 0),
             client=client,
             server=server,
             identify=lambda leaf, issuers: names.get(leaf),
-            address=lambda peer: (LOCAL, bob.port),
+            address=lambda peer: (LOCALHOST, bob.port),
             max_request=lambda kind: len(REQUEST),
             max_response=lambda kind: len(BODY),
         )
 
-    alice, bob = transport("alice"), transport("bob")
+    alice = transport("alice")
+    bob = transport("bob")
     await bob.serve(answer)
 
     async def fetch() -> bytes:
-        return (await alice.request("bob", Request("model", {"round": 1}, REQUEST))).body
+        response = await alice.request("bob", Request("model", {"round": 1}, REQUEST))
+        return response.body
 
     yield fetch, alice
     await alice.close()
     await bob.close()
 
 
-async def best(*sides: Fetch) -> list[float]:
-    """The best time of each; in turn, so that other load affects all alike."""
-    times: list[list[float]] = [[] for _ in sides]
+async def best_times(*sides: Fetch) -> list[float]:
+    """Return the best time of each; in turn, so that other load affects all alike."""
+    best = [math.inf] * len(sides)
     for _ in range(REPEATS):
-        for side, taken in zip(sides, times, strict=True):
+        for index, fetch in enumerate(sides):
             began = time.perf_counter()
-            assert len(await side()) == len(BODY)
-            taken.append(time.perf_counter() - began)
-    return [min(taken) for taken in times]
+            assert len(await fetch()) == len(BODY)
+            best[index] = min(best[index], time.perf_counter() - began)
+    return best
 
 
 async def main() -> None:
     """Measure and report the ratio of times."""
-    alice, bob = Identity.make("alice"), Identity.make("bob")
-    client, server = (
-        client_context(alice, [bob.certificate]),
-        server_context(bob, [alice.certificate]),
-    )
-    names = {one.certificate.public_bytes(Encoding.DER): one.name for one in (alice, bob)}
+    alice = Identity.make("alice")
+    bob = Identity.make("bob")
+    client = client_context(alice, [bob.certificate])
+    server = server_context(bob, [alice.certificate])
+    names = {}
+    for identity in (alice, bob):
+        names[identity.certificate.public_bytes(Encoding.DER)] = identity.name
+
     async with (
         raw_streams(client, server) as raw,
-        https(client, server, names) as (through, transport),
+        https(client, server, names) as (through_https, transport),
     ):
-        raw_time, https_time = await best(raw, through)
-        counter = transport.counters.traffic["bob"]
-        overhead = (counter.sent + counter.received) / (
-            counter.body_sent + counter.body_received
-        ) - 1
+        raw_time, https_time = await best_times(raw, through_https)
+        traffic = transport.counters.traffic["bob"]
+    bodies = traffic.body_sent + traffic.body_received
+    overhead = (traffic.sent + traffic.received) / bodies - 1
     report(
         "transport",
         https_time / raw_time,
-        2.0,
+        LIMIT,
         what="a ResNet-18 model requested with a mask",
         mb_a_second=round(len(BODY) / 1e6 / https_time),
         raw_mb_a_second=round(len(BODY) / 1e6 / raw_time),

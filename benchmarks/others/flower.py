@@ -14,7 +14,7 @@ server = ServerApp()
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-class Reporting(FedAvg):
+class Reporting(FedAvg):  # type: ignore[misc]
     """FedAvg that reports its rounds."""
 
     steps = 0
@@ -23,12 +23,11 @@ class Reporting(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        found: tuple[ArrayRecord | None, MetricRecord | None] = super().aggregate_train(
-            server_round, replies
-        )
+        aggregated: tuple[ArrayRecord | None, MetricRecord | None]
+        aggregated = super().aggregate_train(server_round, replies)
         self.steps += sum(int(reply.content["metrics"]["steps"]) for reply in replies)
         end_of_round(self.steps)
-        return found
+        return aggregated
 
 
 @server.main()

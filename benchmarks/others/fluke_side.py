@@ -15,17 +15,19 @@ from fluke.data import FastDataLoader
 from fluke.utils import FederationObserver
 from work import LR, PROX, WEIGHT_DECAY, Work, end_of_round
 
-work = Work.given()
+ALGORITHMS = {"fedavg": FedAVG, "ditto": Ditto, "gossip": GossipDFL}
+work = Work.from_environment()
 
 
 class Splitter:
     """Gives each client its data."""
 
     def assign(self, n_clients: int, batch_size: int) -> Any:
-        loaders = [
-            FastDataLoader(*work.data(peer), num_labels=10, batch_size=batch_size, shuffle=True)
-            for peer in range(n_clients)
-        ]
+        loaders = []
+        for peer in range(n_clients):
+            x, y = work.data(peer)
+            loader = FastDataLoader(x, y, num_labels=10, batch_size=batch_size, shuffle=True)
+            loaders.append(loader)
         return (loaders, [None] * n_clients), None
 
 
@@ -37,8 +39,7 @@ class Rounds(FederationObserver):  # type: ignore[misc]
 
 
 def settings() -> Any:
-    """The settings of a client: with Ditto `tau` are the epochs of the personal model."""
-    of_global, of_personal = work.ditto_epochs
+    """Return the settings of clients and server: with Ditto `tau` are the personal epochs."""
     client: dict[str, Any] = {
         "batch_size": work.batch,
         "local_epochs": work.epochs,
@@ -47,14 +48,13 @@ def settings() -> Any:
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1.0},
     }
     if work.method == "ditto":
-        client |= {
-            "model": work.network(),
-            "local_epochs": of_global,
-            "tau": of_personal,
-            "lam": PROX,
-        }
+        global_epochs, personal_epochs = work.ditto_epochs
+        client["model"] = work.network()
+        client["local_epochs"] = global_epochs
+        client["tau"] = personal_epochs
+        client["lam"] = PROX
     if work.method == "gossip":
-        client |= {"policy": "aggregate"}
+        client["policy"] = "aggregate"
     return DDict({"client": client, "server": {"weighted": True}, "model": work.network()})
 
 
@@ -63,8 +63,6 @@ if __name__ == "__main__":
     environment.set_device("cpu")
     environment.set_inmemory(True)
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    algorithm = {"fedavg": FedAVG, "ditto": Ditto, "gossip": GossipDFL}[work.method](
-        work.peers, Splitter(), settings()
-    )
+    algorithm = ALGORITHMS[work.method](work.peers, Splitter(), settings())
     algorithm.set_callbacks([Rounds()])
     algorithm.run(work.rounds, 1.0)

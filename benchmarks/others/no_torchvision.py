@@ -1,5 +1,6 @@
 """Lets fluke import torchvision, whose compiled part does not load with a CPU build of torch.
-Nothing here uses it, but its Python part wants two operators to exist.
+
+Nothing uses it here, but its Python part needs two operators to exist.
 """
 
 import torch

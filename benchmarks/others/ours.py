@@ -2,35 +2,48 @@
 
 from work import LR, PROX, WEIGHT_DECAY, Work, end_of_round
 
-from dispfl import DPSGD, Ditto, FedAvg, Federation, RandomRegular, Train
+from dispfl import DPSGD, Ditto, FedAvg, Federation, Method, RandomRegular, Train
 
-work = Work.given()
-of_global, of_personal = work.ditto_epochs
-methods = {
-    "fedavg": FedAvg(cohort=work.peers),
-    "ditto": Ditto(
-        cohort=work.peers, global_epochs=of_global, personal_epochs=of_personal, prox_mu=PROX
-    ),
-    "gossip": DPSGD(),
-}
-train = Train(
-    epochs=work.epochs,
-    batch_size=work.batch,
-    lr=LR,
-    lr_decay=1.0,
-    weight_decay=WEIGHT_DECAY,
-    clip_norm=0,
-)
-one = tuple(part[:2] for part in work.data(0))
-federation = Federation(
-    work.network,
-    [
-        (work.data(peer), one) for peer in range(work.peers)
-    ],  # evaluated on two samples, after the last round only
-    methods[work.method],
-    RandomRegular(degree=1),
-    train=train,
-    eval_every=work.rounds,
-    rounds=work.rounds,
-)
-federation.run(callbacks=[lambda run: end_of_round()], progress=False)
+
+def method(work: Work) -> Method:
+    """Return the method of the work."""
+    global_epochs, personal_epochs = work.ditto_epochs
+    match work.method:
+        case "fedavg":
+            return FedAvg(cohort=work.peers)
+        case "ditto":
+            return Ditto(
+                cohort=work.peers,
+                global_epochs=global_epochs,
+                personal_epochs=personal_epochs,
+                prox_mu=PROX,
+            )
+        case _:
+            return DPSGD()
+
+
+def federation(work: Work) -> Federation:
+    """Return the peers, which are evaluated on two samples, after the last round only."""
+    x, y = work.data(0)
+    test_data = (x[:2], y[:2])
+    return Federation(
+        work.network,
+        [(work.data(peer), test_data) for peer in range(work.peers)],
+        method(work),
+        RandomRegular(degree=1),
+        train=Train(
+            epochs=work.epochs,
+            batch_size=work.batch,
+            lr=LR,
+            lr_decay=1.0,
+            weight_decay=WEIGHT_DECAY,
+            clip_norm=0,
+        ),
+        eval_every=work.rounds,
+        rounds=work.rounds,
+    )
+
+
+if __name__ == "__main__":
+    peers = federation(Work.from_environment())
+    peers.run(callbacks=[lambda run: end_of_round()], progress=False)

@@ -1,6 +1,7 @@
-"""The side of a usual research code, written in PFLlib's manner: client objects that own deep
-copies of the model, a DataLoader over a list of samples, torch's SGD, and a Python loop over the
-clients.
+"""The side of typical research code, written in PFLlib's manner.
+
+Client objects own deep copies of the model; a DataLoader over a list of samples, torch's SGD, and a
+Python loop over the clients.
 """
 
 import copy
@@ -19,23 +20,22 @@ class Client:
     def __init__(self, work: Work, number: int, model: nn.Module) -> None:
         self.work = work
         self.samples: list[Sample] = list(zip(*work.data(number), strict=True))
-        self.model, self.personal = copy.deepcopy(model), copy.deepcopy(model)
-        self.optimizer, self.personal_optimizer = (
-            torch.optim.SGD(owned.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
-            for owned in (self.model, self.personal)
-        )
+        self.model = copy.deepcopy(model)
+        self.personal = copy.deepcopy(model)
+        self.optimizer = sgd(self.model)
+        self.personal_optimizer = sgd(self.personal)
         self.loss = nn.CrossEntropyLoss()
 
     def receive(self, model: nn.Module) -> None:
-        for own, new in zip(self.model.parameters(), model.parameters(), strict=True):
-            own.data = new.data.clone()
+        for parameter, received in zip(self.model.parameters(), model.parameters(), strict=True):
+            parameter.data = received.data.clone()
 
     def train(self) -> None:
         if self.work.method == "ditto":
             anchor = copy.deepcopy(self.model)
-            of_global, of_personal = self.work.ditto_epochs
-            self.train_model(self.model, self.optimizer, of_global, None)
-            self.train_model(self.personal, self.personal_optimizer, of_personal, anchor)
+            global_epochs, personal_epochs = self.work.ditto_epochs
+            self.train_model(self.model, self.optimizer, global_epochs, None)
+            self.train_model(self.personal, self.personal_optimizer, personal_epochs, anchor)
         else:
             self.train_model(self.model, self.optimizer, self.work.epochs, None)
 
@@ -46,33 +46,39 @@ class Client:
         epochs: int,
         anchor: nn.Module | None,
     ) -> None:
-        loader = DataLoader(self.samples, self.work.batch, shuffle=True)  # type: ignore[arg-type]
+        loader = DataLoader[Sample](self.samples, self.work.batch, shuffle=True)  # type: ignore[arg-type]
         model.train()
         for _ in range(epochs):
             for x, y in loader:
                 optimizer.zero_grad()
                 self.loss(model(x), y).backward()
                 if anchor is not None:
-                    for own, other in zip(model.parameters(), anchor.parameters(), strict=True):
-                        assert own.grad is not None
-                        own.grad += PROX * (own.data - other.data)
+                    pairs = zip(model.parameters(), anchor.parameters(), strict=True)
+                    for parameter, anchored in pairs:
+                        assert parameter.grad is not None
+                        parameter.grad += PROX * (parameter.data - anchored.data)
                 optimizer.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a model."""
+    return torch.optim.SGD(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
 
 
 def aggregate(model: nn.Module, clients: list[Client]) -> nn.Module:
     """Return the mean of the clients' models."""
-    uploaded = [copy.deepcopy(client.model) for client in clients]
+    uploads = [copy.deepcopy(client.model) for client in clients]
     mean = copy.deepcopy(model)
     for parameter in mean.parameters():
         parameter.data.zero_()
-    for upload in uploaded:
-        for parameter, own in zip(mean.parameters(), upload.parameters(), strict=True):
-            parameter.data += own.data.clone() / len(uploaded)
+    for upload in uploads:
+        for parameter, uploaded in zip(mean.parameters(), upload.parameters(), strict=True):
+            parameter.data += uploaded.data.clone() / len(uploads)
     return mean
 
 
 if __name__ == "__main__":
-    work = Work.given()
+    work = Work.from_environment()
     model = work.network()
     clients = [Client(work, number, model) for number in range(work.peers)]
     for _ in range(work.rounds):

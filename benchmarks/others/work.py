@@ -1,5 +1,4 @@
-"""The work that all sides do: the network, the peers' data, and what a side reports after each
-round.
+"""The work that all sides do: the network, the peers' data, and the report after each round.
 
 This file imports nothing but torch, because every side has an environment of its own.
 """
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LR, WEIGHT_DECAY, PROX = 0.1, 5e-4, 0.5
+LR = 0.1
+WEIGHT_DECAY = 5e-4
+PROX = 0.5
 VARIABLE = "BENCHMARK_WORK"
 NETWORKS = Path(__file__).parents[2] / "src/dispfl/models/networks.py"
 
@@ -23,8 +24,10 @@ _steps: list[None] = []
 
 @dataclass(frozen=True)
 class Work:
-    """Rounds in which all peers train: `fedavg`, `ditto`, which divides the epochs between two
-    models, or `gossip`."""
+    """Rounds in which all peers train: `fedavg`, `ditto` or `gossip`.
+
+    Ditto divides the epochs between two models.
+    """
 
     method: str
     model: str
@@ -35,12 +38,12 @@ class Work:
     rounds: int
 
     @classmethod
-    def given(cls) -> "Work":
+    def from_environment(cls) -> "Work":
         """Return the work of this side, from its environment."""
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def variable(self) -> dict[str, str]:
-        """Return the environment that tells a side its work."""
+        """Return the environment from which a side reads its work."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @property
@@ -68,17 +71,15 @@ class Work:
 
 
 class FiveLayers(nn.Module):
-    """Two 5x5 convolutions of 64 channels, each pooled, and three linear layers: 797,962
-    parameters."""
+    """Two pooled 5x5 convolutions of 64 channels and three linear layers: 797,962 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 64, 5), nn.Conv2d(64, 64, 5)
-        self.hidden1, self.hidden2, self.linear = (
-            nn.Linear(1600, 384),
-            nn.Linear(384, 192),
-            nn.Linear(192, 10),
-        )
+        self.conv1 = nn.Conv2d(3, 64, 5)
+        self.conv2 = nn.Conv2d(64, 64, 5)
+        self.hidden1 = nn.Linear(1600, 384)
+        self.hidden2 = nn.Linear(384, 192)
+        self.linear = nn.Linear(192, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2):
