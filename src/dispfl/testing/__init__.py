@@ -1,5 +1,4 @@
-"""Tools for tests: the contract of methods, rounds from given states, a transport in memory, and a
-virtual clock."""
+"""Tools for tests: the contract of methods, tiny rounds, a transport in memory, a virtual clock."""
 
 from dispfl.testing.check_method import ContractError, check_method
 

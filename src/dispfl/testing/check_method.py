@@ -1,5 +1,4 @@
-"""The contract of methods: rules that every method must follow so that runs are reproducible, fair
-and resumable.
+"""The contract of methods: rules that make runs reproducible, fair and resumable.
 
     from dispfl.testing import check_method
 
@@ -26,8 +25,7 @@ class ContractError(AssertionError):
 
 
 def check_method(method: Method) -> None:
-    """Check a method against all rules; raise a `ContractError` that names the first one that it
-    breaks."""
+    """Check a method against all rules; a `ContractError` names the first one that it breaks."""
     for rule in RULES:
         check_rule(rule, method)
 
@@ -43,8 +41,7 @@ def check_rule(rule: Rule, method: Method) -> None:
     except RunError as failure:  # names the peer, the round and the method's function
         raise ContractError(rule.__name__, str(failure)) from (failure.__cause__ or failure)
     except Exception as problem:
-        raise ContractError(
-            rule.__name__, f"{method.name} raised {type(problem).__name__}: {problem}"
-        ) from problem
+        sentence = f"{method.name} raised {type(problem).__name__}: {problem}"
+        raise ContractError(rule.__name__, sentence) from problem
     finally:
         torch.set_num_threads(threads)

@@ -1,5 +1,4 @@
-"""Tiny federations in this process, whose rounds start from given states and return every peer's
-next state."""
+"""Tiny federations whose rounds start from given states and return every peer's next state."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -44,7 +43,9 @@ class FinishedRound(Round):
     def states(self) -> dict[str, PeerState]:
         """Every peer's next state, and the server's."""
         states = {peer: step.next_state for peer, step in self.steps.items()}
-        return states if self.server is None else {**states, SERVER: self.server}
+        if self.server is not None:
+            states[SERVER] = self.server
+        return states
 
 
 class PresetEngine(InProcess):
@@ -53,17 +54,18 @@ class PresetEngine(InProcess):
     def set_states(self, states: Mapping[str, PeerState]) -> "PresetEngine":
         """Set every peer's state."""
         self._states = PeerStates(self.context, self._states.checkpoints)
-        self._states.current = {
-            peer: replace(state, upload=None) if state.upload else state
-            for peer, state in states.items()
-            if peer != SERVER
-        }
+        for peer, state in states.items():
+            if peer != SERVER:
+                self._states.current[peer] = replace(state, upload=None)
         return self
 
     def add_finished(self, steps: Mapping[str, StepResult]) -> dict[str, StepResult]:
-        """Add steps that are done already."""
-        self._states.next |= {peer: step.next_state for peer, step in steps.items()}
-        return {peer: step.without_state() for peer, step in steps.items()}
+        """Add steps that are done already; return them without their states."""
+        results = {}
+        for peer, step in steps.items():
+            self._states.next[peer] = step.next_state
+            results[peer] = step.without_state()
+        return results
 
 
 def run_round(
@@ -91,27 +93,30 @@ def run_from(
     engine.set_states(states)
     done = engine.add_finished(finished or {})
     result = run_round(context, states.get(SERVER), t, engine, done, on_result)
-    steps = {
-        peer: replace(step, state=engine.states[peer]) for peer, step in result.results.items()
-    }
+    steps = {}
+    for peer, step in result.results.items():
+        steps[peer] = replace(step, state=engine.states[peer])
     return FinishedRound(result.results, result.server, steps, dict(engine.evaluated) or None)
 
 
 def run_all_rounds(context: RunContext, workers: int = 1) -> list[FinishedRound]:
     """Run all rounds, one after another."""
-    done: list[FinishedRound] = []
+    rounds = []
     states = initial_states(context)
     with closing(PresetEngine(context, workers)) as engine:
         for t in range(context.settings.rounds):
-            done.append(run_from(context, states, t, engine))
-            states = done[-1].states
-    return done
+            finished_round = run_from(context, states, t, engine)
+            states = finished_round.states
+            rounds.append(finished_round)
+    return rounds
 
 
-def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
-    """Return points in four dimensions, labelled 0, 1 or 2 by the largest of their first three
-    coordinates."""
-    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
+def labelled_points(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return points in four dimensions, labelled by the largest of their first three coordinates.
+
+    The labels are 0, 1 and 2.
+    """
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return points, points[:, :3].argmax(1)
 
 
@@ -127,13 +132,12 @@ def network_with_buffers() -> nn.Module:
 
 def tiny_peers(count: int) -> dict[str, PeerData]:
     """Return peers with 20 training and 10 test points each."""
-    return {
-        name: PeerData(
-            ResidentSamples(*labelled_points(20, which)),
-            ResidentSamples(*labelled_points(10, 1000 + which)),
-        )
-        for which, name in enumerate(peer_names(count))
-    }
+    peers = {}
+    for k, name in enumerate(peer_names(count)):
+        train = ResidentSamples(*labelled_points(20, k))
+        test = ResidentSamples(*labelled_points(10, 1000 + k))
+        peers[name] = PeerData(train, test)
+    return peers
 
 
 def tiny_context(
@@ -181,11 +185,14 @@ def bits(state: PeerState) -> dict[str, bytes]:
         "values": state.model.values,
         "mask": state.model.mask.bits,
         "next_mask": state.next_mask.bits,
-        **{f"buffers/{name}": tensor for name, tensor in state.buffers.items()},
-        **{f"memory/{name}": tensor for name, tensor in state.memory.items()},
     }
+    for name, buffer in state.buffers.items():
+        tensors[f"buffers/{name}"] = buffer
+    for name, remembered in state.memory.items():
+        tensors[f"memory/{name}"] = remembered
     if state.upload is not None:
-        tensors |= {"upload/values": state.upload.values, "upload/mask": state.upload.mask.bits}
+        tensors["upload/values"] = state.upload.values
+        tensors["upload/mask"] = state.upload.mask.bits
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -196,8 +203,11 @@ def all_bits(states: Mapping[str, PeerState]) -> dict[str, dict[str, bytes]]:
 
 def round_bits(finished_round: FinishedRound) -> dict[str, tuple[dict[str, bytes], Report | None]]:
     """Return every bit of everyone's next state, the server's too, with the peers' reports."""
-    reports = {peer: step.report for peer, step in finished_round.steps.items()}
-    return {name: (bits(state), reports.get(name)) for name, state in finished_round.states.items()}
+    results = {}
+    for name, state in finished_round.states.items():
+        step = finished_round.steps.get(name)
+        results[name] = (bits(state), step.report if step else None)
+    return results
 
 
 def models_from(
@@ -218,9 +228,8 @@ def step_of(
 ) -> StepResult:
     """Take the step of the first peer."""
     peer = context.roster[0]
-    return peer_step(
-        context, FlatModule(context.module()), PeerTask(peer, t), states[peer], received
-    )
+    network = FlatModule(context.module())
+    return peer_step(context, network, PeerTask(peer, t), states[peer], received)
 
 
 def uploads_of(
@@ -231,9 +240,9 @@ def uploads_of(
     uploads = {}
     for peer in context.roster:
         task = PeerTask(peer, t, server=states[SERVER])
-        state = peer_step(
-            context, network, task, states[peer], models_from(method, states, peer)
-        ).next_state
-        if state.upload is not None:
-            uploads[peer] = state.upload
+        received = models_from(method, states, peer)
+        step = peer_step(context, network, task, states[peer], received)
+        upload = step.next_state.upload
+        if upload is not None:
+            uploads[peer] = upload
     return uploads

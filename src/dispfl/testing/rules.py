@@ -1,12 +1,13 @@
-"""The rules of the contract of methods. Each is a function that runs a few rounds of tiny peers, in
-a few seconds."""
+"""The rules of the contract of methods, each a function that runs a few rounds of tiny peers."""
 
 import random
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,15 @@ import torch
 from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
-from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DispflError
 from dispfl.federation import Federation
-from dispfl.methods.base import SERVER, GossipMethod, Method, ServerMethod
+from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.registry import TOPOLOGIES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import decode_model, encode_model, gossip_senders, requested_mask
@@ -60,96 +60,100 @@ def require(holds: bool, sentence: str) -> None:
 
 
 def check_healthy(context: RunContext, rounds: Sequence[FinishedRound]) -> None:
-    """Require that no peer failed, all weights are finite, training is reported, and models are
-    evaluated when due."""
+    """Require that all peers took their steps without failure, and that their reports are complete.
+
+    Weights are finite, training has a loss, and models are evaluated when that is due.
+    """
     name = context.method.name
     for t, finished_round in enumerate(rounds):
-        require(
-            list(finished_round.steps) == context.roster,
-            f"round {t} of {name} lacks a peer's step.",
-        )
+        has_all_steps = list(finished_round.steps) == context.roster
+        require(has_all_steps, f"round {t} of {name} lacks a peer's step.")
         for peer, step in finished_round.steps.items():
-            report, where = step.report, f"of peer {peer} in round {t}"
-            require(report.failure is None, f"{name}: {report.failure}")
-            require(
-                (report.train_loss is not None) == bool(report.passes),
-                f"the report {where} has a loss without training, or none after it.",
-            )
-            require(
-                (report.score is not None) == context.evaluates(t),
-                f"the model {where} is evaluated when it is not due, or not when it is.",
-            )
-            require(
-                step.next_state.upload is None,
-                f"the upload {where} is still there after the round.",
-            )
+            _check_step(name, step, f"of peer {peer} in round {t}", context.evaluates(t))
         for peer, state in finished_round.states.items():
             finite = bool(state.model.values.isfinite().all())
             require(finite, f"weights of {peer} are infinite or nan after round {t}.")
 
 
-def settings(method: Method) -> None:
-    """A method is its settings: written to a config and read again it is the same, and gives each
-    peer a density."""
-    values = method.model_dump(mode="json", exclude_none=True)
+def _check_step(method_name: str, step: StepResult, where: str, evaluated: bool) -> None:
+    report = step.report
+    require(report.failure is None, f"{method_name}: {report.failure}")
     require(
-        type(method)(**values) == method,
-        f"{method.name} rebuilt from its settings differs from it.",
+        (report.train_loss is not None) == bool(report.passes),
+        f"the report {where} has a loss without training, or none after it.",
     )
+    require(
+        (report.score is not None) == evaluated,
+        f"the model {where} is evaluated when it is not due, or not when it is.",
+    )
+    require(step.next_state.upload is None, f"the upload {where} is still there after the round.")
+
+
+def settings(method: Method) -> None:
+    """A method is its settings: read from a config it is the same, with a density for each peer."""
+    values = method.model_dump(mode="json", exclude_none=True)
+    rebuilt = type(method)(**values)
+    require(rebuilt == method, f"{method.name} rebuilt from its settings differs from it.")
     try:
-        changed = method.densities(5)
+        densities = method.densities(5)
     except DispflError:
         return  # it has densities for another number of peers
-    good = len(changed) == 5 and all(0 < density <= 1 for density in changed)
-    require(good, f"densities(5) of {method.name} must be five numbers in (0, 1], got {changed}.")
+    valid = len(densities) == 5 and all(0 < density <= 1 for density in densities)
+    require(
+        valid, f"densities(5) of {method.name} must be five numbers in (0, 1], got {densities}."
+    )
 
 
 def budget(method: Method) -> None:
     """No peer keeps more weights of a layer than before, and kept values fit their masks."""
     context = tiny_context(method, rounds=4)
-    layout, names = context.layout, list(context.layout.by_name)
-
-    def kept(mask: Mask) -> list[int]:
-        return kept_per_layer(mask.unpack(), layout)
-
+    layout = context.layout
     states = initial_states(context)
     if isinstance(method, GossipMethod):
         for (peer, state), density in zip(states.items(), method.densities(3), strict=True):
+            counts = state.next_mask.kept_per_layer(layout)
             announced = list(method.kept_counts(layout, density))
-            counts = (
-                f"keeps {kept(state.next_mask)} weights of the layers at first, but kept_counts"
-                f" says {announced}"
+            require(
+                counts == announced,
+                f"{method.name}: peer {peer} keeps {counts} weights of the layers at first, but"
+                f" kept_counts says {announced}.",
             )
-            require(kept(state.next_mask) == announced, f"{method.name}: peer {peer} {counts}.")
-    allowed = {peer: kept(state.model.mask) for peer, state in states.items()}
+
+    allowed = {peer: state.model.mask.kept_per_layer(layout) for peer, state in states.items()}
     for t, finished_round in enumerate(run_all_rounds(context)):
         for peer, state in finished_round.states.items():
-            fits = state.model.mask.kept == state.model.values.numel()
+            _check_budget(context, t, peer, state, allowed[peer])
+            allowed[peer] = state.model.mask.kept_per_layer(layout)
+
+
+def _check_budget(
+    context: RunContext, t: int, peer: str, state: PeerState, allowed: Sequence[int]
+) -> None:
+    """Check a state after round t against the weights of each layer that its peer kept before."""
+    method = context.method
+    fits = state.model.mask.kept == state.model.values.numel()
+    require(fits, f"{method.name}: the values of {peer} do not fit their mask after round {t}.")
+    for mask in (state.model.mask, state.next_mask):
+        counts = mask.kept_per_layer(context.layout)
+        for layer, count, before in zip(context.layout.by_name, counts, allowed, strict=True):
             require(
-                fits, f"{method.name}: the values of {peer} do not fit their mask after round {t}."
+                count <= before,
+                f"{method.name}: {peer} keeps {count} weights of {layer} after round {t},"
+                f" {before} before.",
             )
-            for mask in (state.model.mask, state.next_mask):
-                for name, now, before in zip(names, kept(mask), allowed[peer], strict=True):
-                    sentence = (
-                        f"{method.name}: {peer} keeps {now} weights of {name} after round {t},"
-                        f" {before} before."
-                    )
-                    require(now <= before, sentence)
-            if isinstance(method, GossipMethod) and method.pulls_masked and peer != SERVER:
-                sentence = (
-                    f"{method.name} pulls with masks, so {peer} must keep each layer's count."
-                )
-                require(kept(state.next_mask) == allowed[peer], sentence)
-            allowed[peer] = kept(state.model.mask)
+    if isinstance(method, GossipMethod) and method.pulls_masked and peer != SERVER:
+        require(
+            state.next_mask.kept_per_layer(context.layout) == allowed,
+            f"{method.name} pulls with masks, so {peer} must keep each layer's count.",
+        )
 
 
 def zeros(method: Method) -> None:
-    """Weights outside the mask are exactly zero, and none is -0.0, so that equal models have equal
-    bytes."""
+    """Weights outside the mask are zero, and none is -0.0: equal models have equal bytes."""
     for peer, state in run_all_rounds(tiny_context(method))[-1].states.items():
         weights, mask = state.model.unpack()
-        outside = weights[~mask].view(torch.int32).count_nonzero() == 0
-        require(bool(outside), f"{method.name}: {peer} has weights outside its mask.")
+        outside = bool(weights[~mask].view(torch.int32).any())
+        require(not outside, f"{method.name}: {peer} has weights outside its mask.")
         negative = bool(weights[weights == 0].signbit().any())
         require(not negative, f"{method.name}: {peer} has a weight of -0.0; use PackedModel.pack.")
 
@@ -159,69 +163,77 @@ def inputs(method: Method) -> None:
     context = tiny_context(method)
     states = run_all_rounds(context)[0].states
     received = models_from(method, states, "000", "001", "002")
-    before = all_bits(states)
-    sent = {
-        sender: (model.values.clone(), model.mask.unpack()) for sender, model in received.items()
-    }
+    bits_before = all_bits(states)
+    copies = {sender: _copy(model) for sender, model in received.items()}
     step_of(context, 1, states, received)
     require(
-        all_bits(states) == before, f"the step of {method.name} modifies a state; return a new one."
+        all_bits(states) == bits_before,
+        f"the step of {method.name} modifies a state; return a new one.",
     )
-    for sender, (values, mask) in sent.items():
-        same = received[sender].values.equal(values) and received[sender].mask.unpack().equal(mask)
-        require(same, f"the step of {method.name} modifies the model received from {sender}.")
+    for sender, copy in copies.items():
+        require(
+            _same_model(received[sender], copy),
+            f"the step of {method.name} modifies the model received from {sender}.",
+        )
 
     first = initial_states(context)
-    before = all_bits(first)
+    bits_before = all_bits(first)
     with closing(PresetEngine(context, 1)) as engine:
         after = run_from(context, first, 0, engine).states
     require(
-        all_bits(first) == before, f"a round of {method.name} modifies a state of the round before."
+        all_bits(first) == bits_before,
+        f"a round of {method.name} modifies a state of the round before.",
     )
-    require(
-        set(after) == set(before), f"a round of {method.name} loses a peer's state or adds one."
-    )
+    require(set(after) == set(first), f"a round of {method.name} loses a peer's state or adds one.")
+
+
+def _copy(model: PackedModel) -> PackedModel:
+    return PackedModel.pack(*model.unpack())
+
+
+def _same_model(model: PackedModel, expected: PackedModel) -> bool:
+    """Whether two models keep the same weights with the same values."""
+    same_values = model.values.equal(expected.values)
+    return same_values and model.mask.unpack().equal(expected.mask.unpack())
 
 
 def reproducible(method: Method) -> None:
     """The same seed gives the same bits."""
-    one, again = (round_bits(run_all_rounds(tiny_context(method))[-1]) for _ in range(2))
-    require(one == again, f"{method.name} gives other bits the second time, with the same seed.")
+    first_run = run_all_rounds(tiny_context(method))
+    second_run = run_all_rounds(tiny_context(method))
+    require(
+        round_bits(first_run[-1]) == round_bits(second_run[-1]),
+        f"{method.name} gives other bits the second time, with the same seed.",
+    )
 
 
 def extension(method: Method) -> None:
     """The first rounds do not depend on how many follow, or `depends_on_rounds` says what does."""
     if method.depends_on_rounds:
         return
-    short, long = (
-        all_bits(run_all_rounds(tiny_context(method, rounds=rounds))[1].states) for rounds in (2, 5)
-    )
+    short_run = run_all_rounds(tiny_context(method, rounds=2))
+    long_run = run_all_rounds(tiny_context(method, rounds=5))
     require(
-        short == long, f"{method.name} depends on Trainer.T, which its depends_on_rounds must say."
+        all_bits(short_run[1].states) == all_bits(long_run[1].states),
+        f"{method.name} depends on Trainer.T, which its depends_on_rounds must say.",
     )
 
 
 def named_randomness(method: Method) -> None:
-    """Random numbers come from named streams (`peer.stream("purpose")`, `rng`), never from a global
-    generator."""
+    """Random numbers come from named streams (`peer.stream("purpose")`, `rng`) alone."""
     context = tiny_context(method)
+    run_seed = context.settings.seed
     with _unused_generators(method, "start"):
         states = initial_states(context)
     for peer in context.roster:
-        task = PeerTask(peer, 0)
-        seed = stream_seed(
-            context.settings.seed, "torch", peer, 0
-        )  # the step is seeded with it, for dropout
-        received = models_from(
-            method, states, peer, *(name for name in context.roster if name != peer)
-        )
+        senders = [name for name in context.roster if name != peer]
+        received = models_from(method, states, peer, *senders)
         network = FlatModule(context.module())
-        with _unused_generators(method, "step", seed):
-            peer_step(context, network, task, states[peer], received)
+        step_seed = stream_seed(run_seed, "torch", peer, 0)  # set before the step, for dropout
+        with _unused_generators(method, "step", step_seed):
+            peer_step(context, network, PeerTask(peer, 0), states[peer], received)
+    graph = context.settings.topology.online_neighbours(run_seed, 0, context.roster)
     with _unused_generators(method, "choose"):
-        graph = context.settings.topology.online_neighbours(
-            context.settings.seed, 0, context.roster
-        )
         gossip_senders(context, graph, "000", 0, states["000"])
     if isinstance(method, ServerMethod):
         uploads = uploads_of(context, method, states)
@@ -231,14 +243,12 @@ def named_randomness(method: Method) -> None:
 
 def workers(method: Method) -> None:
     """The number of threads, and with it the order of the peers' steps, does not matter."""
-    one, three = (
-        [
-            round_bits(finished_round)
-            for finished_round in run_all_rounds(tiny_context(method, 4), count)
-        ]
-        for count in (1, 3)
+    one_worker = run_all_rounds(tiny_context(method, 4), workers=1)
+    three_workers = run_all_rounds(tiny_context(method, 4), workers=3)
+    require(
+        list(map(round_bits, one_worker)) == list(map(round_bits, three_workers)),
+        f"{method.name} gives other bits with three workers than with one.",
     )
-    require(one == three, f"{method.name} gives other bits with three workers than with one.")
 
 
 def message_order(method: Method) -> None:
@@ -247,19 +257,22 @@ def message_order(method: Method) -> None:
     # After a round: before it, all hold the same values, whose sum is the same in any order.
     states = run_all_rounds(context)[0].states
     if isinstance(method, ServerMethod):
-        uploads = list(uploads_of(context, method, states, t=1).items())
+        uploads = uploads_of(context, method, states, t=1)
         samples = {peer: 3 + 2 * k for k, peer in enumerate(context.roster)}
-        one, other = (
-            bits(method.aggregate(states[SERVER], dict(o), samples))
-            for o in (uploads, uploads[::-1])
-        )
+        in_order = method.aggregate(states[SERVER], uploads, samples)
+        reversed_order = method.aggregate(states[SERVER], _reversed(uploads), samples)
     else:
-        received = list(models_from(method, states, "000", "001", "002", "003").items())
-        one, other = (
-            bits(step_of(context, 1, states, dict(o)).next_state)
-            for o in (received, received[::-1])
-        )
-    require(one == other, f"{method.name} depends on the order of received models; sort by sender.")
+        received = models_from(method, states, "000", "001", "002", "003")
+        in_order = step_of(context, 1, states, received).next_state
+        reversed_order = step_of(context, 1, states, _reversed(received)).next_state
+    require(
+        bits(in_order) == bits(reversed_order),
+        f"{method.name} depends on the order of received models; sort by sender.",
+    )
+
+
+def _reversed(models: Mapping[str, PackedModel]) -> dict[str, PackedModel]:
+    return {name: models[name] for name in reversed(list(models))}
 
 
 def alone(method: Method) -> None:
@@ -267,9 +280,8 @@ def alone(method: Method) -> None:
     if isinstance(method, GossipMethod):
         context = tiny_context(method)
         step = step_of(context, 0, initial_states(context), {})
-        require(
-            step.report.failure is None, f"{method.name} without neighbours: {step.report.failure}"
-        )
+        failure = step.report.failure
+        require(failure is None, f"{method.name} without neighbours: {failure}")
         finite = bool(step.next_state.model.values.isfinite().all())
         require(finite, f"weights of {method.name} without neighbours are infinite or nan.")
     for peers in (1, 2):
@@ -282,174 +294,219 @@ def topologies(method: Method) -> None:
     if isinstance(method, ServerMethod):
         return
     for name in ("ring", "full", "random", "grid", "exponential"):
-        links: Topology = RandomRegular(degree=2) if name == "random" else TOPOLOGIES[name]()
-        context = tiny_context(method, 5, topology=links)
+        topology: Topology = RandomRegular(degree=2) if name == "random" else TOPOLOGIES[name]()
+        context = tiny_context(method, 5, topology=topology)
         rounds = run_all_rounds(context)
         check_healthy(context, rounds)
         for t, finished_round in enumerate(rounds):
-            received = links.online_neighbours(0, t, context.roster)
-            allowed = {
-                (sender, peer)
-                for peer in context.roster
-                for sender in links.reachable(received, peer)
-            }
-            requests = {(peer, sender) for sender, peer in allowed}
-            paper, wire = set(finished_round.ledger.paper), set(finished_round.ledger.wire)
-            require(
-                paper <= allowed, f"{method.name} receives from peers that {name} does not connect."
-            )
-            require(wire <= allowed | requests, f"{method.name} sends to peers outside of {name}.")
-            for peer in context.roster:
-                count = sum(receiver == peer for _, receiver in paper)
-                sentence = (
-                    f"{method.name} receives from {count} peers, more than {name} has neighbours."
-                )
-                require(count <= len(received[peer]), sentence)
+            _check_links(context, t, finished_round)
+
+
+def _check_links(context: RunContext, t: int, finished_round: FinishedRound) -> None:
+    """Check that only neighbours of round t exchanged messages."""
+    method = context.method
+    topology = context.settings.topology
+    neighbours = topology.online_neighbours(0, t, context.roster)
+    responses = set()
+    requests = set()
+    for peer in context.roster:
+        for sender in topology.reachable(neighbours, peer):
+            responses.add((sender, peer))
+            requests.add((peer, sender))
+
+    received = set(finished_round.ledger.paper)
+    require(
+        received <= responses,
+        f"{method.name} receives from peers that {topology.name} does not connect.",
+    )
+    require(
+        set(finished_round.ledger.wire) <= responses | requests,
+        f"{method.name} sends to peers outside of {topology.name}.",
+    )
+    senders = Counter(receiver for _, receiver in received)
+    for peer in context.roster:
+        require(
+            senders[peer] <= len(neighbours[peer]),
+            f"{method.name} receives from {senders[peer]} peers, more than {topology.name} has"
+            " neighbours.",
+        )
 
 
 def offline(method: Method) -> None:
-    """Rounds with offline peers work; these are neither received nor charged, and do not influence
-    the others."""
+    """Rounds with offline peers work; these take part in no exchange and influence nobody."""
     for offline_prob in (0.5, 0.9):
-        for does in ("train", "skip"):
-            context = tiny_context(
-                method, 4, topology=Full(offline_prob=offline_prob, offline=does), rounds=3
-            )
+        for behaviour in ("train", "skip"):
+            topology = Full(offline_prob=offline_prob, offline=behaviour)
+            context = tiny_context(method, 4, topology=topology, rounds=3)
             rounds = run_all_rounds(context)
             check_healthy(context, rounds)
             for t, finished_round in enumerate(rounds):
-                online = context.settings.topology.online(0, t, context.roster)
-                charged = {
-                    name for link in finished_round.ledger.wire for name in link
-                } <= online | {SERVER}
+                charged = set(chain.from_iterable(finished_round.ledger.wire))
+                online = topology.online(0, t, context.roster)
                 require(
-                    charged, f"{method.name} exchanges messages with an offline peer in round {t}."
+                    charged <= online | {SERVER},
+                    f"{method.name} exchanges messages with an offline peer in round {t}.",
                 )
     for count in (0, 1):
         _check_few_online(method, count)
+    _check_offline_model_is_unused(method)
+
+
+def _check_offline_model_is_unused(method: Method) -> None:
+    """Check that another model of an offline peer gives all others the same states."""
     context = tiny_context(method, 6, topology=Full(offline_prob=0.5), rounds=20)
     online = context.settings.topology.online(0, 0, context.roster)
     absent = min(set(context.roster) - online)
     states = initial_states(context)
     model = states[absent].model
-    changed = {
-        **states,
-        absent: replace(states[absent], model=PackedModel(model.values + 1, model.mask)),
-    }
+    changed_model = PackedModel(model.values + 1, model.mask)
+    changed_states = {**states, absent: replace(states[absent], model=changed_model)}
     with closing(PresetEngine(context, 1)) as engine:
-        one, other = (run_from(context, given, 0, engine).states for given in (states, changed))
-    for name in online | (set(states) - set(context.roster)):
-        same = bits(one[name]) == bits(other[name])
-        require(same, f"{method.name}: the model of an offline peer changes that of {name}.")
+        expected = run_from(context, states, 0, engine).states
+        actual = run_from(context, changed_states, 0, engine).states
+    server = set(states) - set(context.roster)
+    for name in online | server:
+        require(
+            bits(actual[name]) == bits(expected[name]),
+            f"{method.name}: the model of an offline peer changes that of {name}.",
+        )
 
 
 def wire(method: Method) -> None:
-    """Models are not changed by the wire; if `pulls_masked`, the weights under the next mask give
-    the same step."""
+    """The wire does not change models, and a step needs no more of them than is requested."""
     context = tiny_context(method)
-    codec = context.codec
     for t, finished_round in enumerate(run_all_rounds(context)):
         states = finished_round.states
         received = models_from(method, states, "000", "001", "002")
         if isinstance(method, ServerMethod):
             received |= uploads_of(context, method, states, t)
         for sender, model in received.items():
-            message = encode_model(context, codec, model, None, sender, "000", t)
-            arrived = decode_model(codec, message, None)
-            same = arrived.values.equal(model.values) and arrived.mask.unpack().equal(
-                model.mask.unpack()
-            )
-            require(
-                same, f"{method.name}: the model of {sender} changes on the wire; see always_dense."
-            )
-            size = len(message) == codec.model_size(model)
-            require(
-                size, f"{method.name}: the message of {sender} has another length than is charged."
-            )
+            _check_message(context, t, sender, model)
         mask = requested_mask(context, states["000"])
         if mask is not None:
-            pulled = {
-                sender: decode_model(
-                    codec, encode_model(context, codec, model, mask, sender, "000", t), mask
-                )
-                for sender, model in received.items()
-            }
-            one, other = (
-                bits(step_of(context, t, states, models).next_state)
-                for models in (received, pulled)
-            )
-            sentence = (
+            pulled = {}
+            for sender, model in received.items():
+                message = encode_model(context, context.codec, model, mask, sender, "000", t)
+                pulled[sender] = decode_model(context.codec, message, mask)
+            with_all = step_of(context, t, states, received).next_state
+            with_pulled = step_of(context, t, states, pulled).next_state
+            require(
+                bits(with_all) == bits(with_pulled),
                 f"{method.name} has pulls_masked set, but its step uses weights outside its next"
-                " mask."
+                " mask.",
             )
-            require(one == other, sentence)
+
+
+def _check_message(context: RunContext, t: int, sender: str, model: PackedModel) -> None:
+    """Check that a whole model arrives as it was sent, in as many bytes as are charged for it."""
+    codec = context.codec
+    message = encode_model(context, codec, model, None, sender, "000", t)
+    require(
+        _same_model(decode_model(codec, message, None), model),
+        f"{context.method.name}: the model of {sender} changes on the wire; see always_dense.",
+    )
+    require(
+        len(message) == codec.model_size(model),
+        f"{context.method.name}: the message of {sender} has another length than is charged.",
+    )
 
 
 def checkpoint(method: Method) -> None:
-    """States are saved exactly, and a run resumed from one, between rounds or in a round, has the
-    same bits."""
+    """A resumed run has the same bits, after a round or in the middle of one."""
     context = tiny_context(method)
+    first, second = run_all_rounds(context)
     with (
-        tempfile.TemporaryDirectory(prefix="dispfl-") as name,
+        tempfile.TemporaryDirectory(prefix="dispfl-") as folder,
         closing(PresetEngine(context, 1)) as engine,
     ):
-        folder = Path(name)
-        first, second = run_all_rounds(context)
-        server = {} if first.server is None else {SERVER: StepResult(Report(), state=first.server)}
-        loaded = _saved(folder / "states", 0, {**first.steps, **server})
-        states = {peer: step.next_state for peer, step in loaded.items()}
-        require(
-            all_bits(states) == all_bits(first.states),
-            f"a state of {method.name} changes in a checkpoint.",
-        )
-        for peer in context.roster:
-            same = loaded[peer].report == first.steps[peer].report
-            require(same, f"a report of {method.name} changes in a checkpoint.")
-        resumed = run_from(context, states, 1, engine)
-        require(
-            round_bits(resumed) == round_bits(second),
-            f"{method.name} continues differently from a checkpoint.",
-        )
+        _check_resumed_after_round(context, engine, first, second, Path(folder))
+        _check_resumed_in_round(context, engine, first, Path(folder))
 
-        written = Checkpoints(folder / "whole")
-        with closing(PresetEngine(context, 1, written)) as writer:
-            whole = run_from(context, first.states, 1, writer)
-            writer.flush(1)
-        done = written.load(2)
-        require(set(done) == set(context.roster), "A finished step is not in the checkpoint.")
-        for count in range(1, len(context.roster) + 1):
-            finished = _saved(folder / str(count), 1, dict(list(done.items())[:count]))
-            again: dict[str, StepResult] = {}
-            resumed = run_from(context, first.states, 1, engine, finished, again.__setitem__)
-            same = round_bits(resumed) == round_bits(whole) and resumed.ledger == whole.ledger
-            require(same, f"{method.name} continues differently after {count} steps of a round.")
-            require(set(again) == set(done) - set(finished), "A finished step is taken again.")
+
+def _check_resumed_after_round(
+    context: RunContext,
+    engine: PresetEngine,
+    first: FinishedRound,
+    second: FinishedRound,
+    folder: Path,
+) -> None:
+    """Check that states and reports are saved exactly, and continue to the same second round."""
+    name = context.method.name
+    steps = dict(first.steps)
+    if first.server is not None:
+        steps[SERVER] = StepResult(Report(), state=first.server)
+    loaded = _save_and_load(folder / "states", 0, steps)
+    states = {peer: step.next_state for peer, step in loaded.items()}
+    require(
+        all_bits(states) == all_bits(first.states), f"a state of {name} changes in a checkpoint."
+    )
+    for peer in context.roster:
+        same_report = loaded[peer].report == first.steps[peer].report
+        require(same_report, f"a report of {name} changes in a checkpoint.")
+    resumed = run_from(context, states, 1, engine)
+    require(
+        round_bits(resumed) == round_bits(second),
+        f"{name} continues differently from a checkpoint.",
+    )
+
+
+def _check_resumed_in_round(
+    context: RunContext, engine: PresetEngine, first: FinishedRound, folder: Path
+) -> None:
+    """Check that the second round is the same with any number of its steps done before."""
+    checkpoints = Checkpoints(folder / "uninterrupted")
+    with closing(PresetEngine(context, 1, checkpoints)) as writer:
+        uninterrupted = run_from(context, first.states, 1, writer)
+        writer.flush(1)
+    steps = checkpoints.load(2)
+    require(set(steps) == set(context.roster), "A finished step is not in the checkpoint.")
+
+    for count in range(1, len(context.roster) + 1):
+        done_before = dict(islice(steps.items(), count))
+        finished = _save_and_load(folder / str(count), 1, done_before)
+        repeated: dict[str, StepResult] = {}
+        resumed = run_from(context, first.states, 1, engine, finished, repeated.__setitem__)
+        require(
+            round_bits(resumed) == round_bits(uninterrupted)
+            and resumed.ledger == uninterrupted.ledger,
+            f"{context.method.name} continues differently after {count} steps of a round.",
+        )
+        require(set(repeated) == set(steps) - set(finished), "A finished step is taken again.")
 
 
 def evaluation(method: Method) -> None:
     """A peer's final model, its buffers included, has the metric that the run reports for it."""
-    peers = [(labelled_points(20, which), labelled_points(10, 1000 + which)) for which in range(3)]
-    train, metric = Train(epochs=2, batch_size=8), Metric(confidence, higher_is_better=True)
+    peers = [(labelled_points(20, k), labelled_points(10, 1000 + k)) for k in range(3)]
     for model in (tiny_network, network_with_buffers):
         federation = Federation(
-            model, peers, method, Full(), rounds=3, train=train, metric=metric, workers=1
+            model,
+            peers,
+            method,
+            Full(),
+            rounds=3,
+            train=Train(epochs=2, batch_size=8),
+            metric=Metric(confidence, higher_is_better=True),
+            workers=1,
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The model has buffers")
             run = federation.run()
         for k, (_, (x, labels)) in enumerate(peers):
             with torch.no_grad():
-                found, reported = confidence(run.model(k)(x), labels), run.scores["confidence"][k]
-            sentence = (
+                measured = confidence(run.model(k)(x), labels)
+            reported = run.scores["confidence"][k]
+            require(
+                abs(measured - reported) < 1e-6,
                 f"{method.name} reports {reported:.6f} for peer {k}, whose final model has"
-                f" {found:.6f}."
+                f" {measured:.6f}.",
             )
-            require(abs(found - reported) < 1e-6, sentence)
 
 
 def confidence(outputs: Tensor, labels: Tensor) -> float:
-    """Return the mean probability of the right class: it differs between models even where the
-    accuracy is equal."""
+    """Return the mean probability of the right class.
+
+    Unlike the accuracy, it differs between any two models.
+    """
     return float(outputs.softmax(1).gather(1, labels[:, None]).mean())
 
 
@@ -475,22 +532,24 @@ RULES: tuple[Rule, ...] = (
 
 @contextmanager
 def _unused_generators(method: Method, part: str, seed: int | None = None) -> Iterator[None]:
-    """Require that a part of a method draws from no global generator; `seed` is what torch's is
-    seeded with."""
-    before, numpy_before, python_before = (
-        torch.get_rng_state(),
-        np.random.get_state(),
-        random.getstate(),
-    )
+    """Require that a part of a method draws from no global generator.
+
+    `seed` is what torch's generator is seeded with meanwhile.
+    """
+    torch_state = torch.get_rng_state()
+    if seed is not None:
+        torch_state = torch.Generator().manual_seed(seed).get_state()
+    numpy_state = repr(np.random.get_state())
+    python_state = random.getstate()
     yield
-    expected = before if seed is None else torch.Generator().manual_seed(seed).get_state()
-    for library, unused in (
-        ("torch", torch.get_rng_state().equal(expected)),
-        ("numpy", repr(np.random.get_state()) == repr(numpy_before)),
-        ("Python", random.getstate() == python_before),
-    ):
+    unused = {
+        "torch": torch.get_rng_state().equal(torch_state),
+        "numpy": repr(np.random.get_state()) == numpy_state,
+        "Python": random.getstate() == python_state,
+    }
+    for library, is_unused in unused.items():
         require(
-            unused,
+            is_unused,
             f"{part} of {method.name} draws from {library}'s global generator; use peer.stream or"
             " rng.",
         )
@@ -498,32 +557,35 @@ def _unused_generators(method: Method, part: str, seed: int | None = None) -> It
 
 def _check_few_online(method: Method, count: int) -> None:
     """Check a round with one peer online, or none."""
-    context = tiny_context(method, topology=Full(offline_prob=0.7, offline="skip"), rounds=50)
-    t = next(
-        t for t in range(50) if len(context.settings.topology.online(0, t, context.roster)) == count
-    )
+    topology = Full(offline_prob=0.7, offline="skip")
+    context = tiny_context(method, topology=topology, rounds=50)
+    t = 0
+    while len(topology.online(0, t, context.roster)) != count:
+        t += 1
     states = initial_states(context)
     with closing(PresetEngine(context, 1)) as engine:
         finished_round = run_from(context, states, t, engine)
     for step in finished_round.steps.values():
         require(step.report.failure is None, f"{method.name}: {step.report.failure}")
-    if isinstance(method, ServerMethod):
-        (online,) = context.settings.topology.online(0, t, context.roster) or {""}
-        links = {(SERVER, online), (online, SERVER)} if count else set()
-        good = set(finished_round.ledger.wire) == links
-        require(
-            good, f"{method.name} must exchange with the only peer online, and with nobody else."
-        )
-        same = count == 1 or bits(finished_round.states[SERVER]) == bits(states[SERVER])
-        require(same, f"the server of {method.name} changes in a round without peers.")
-    else:
-        require(
-            not finished_round.ledger.wire,
-            f"{method.name} sends a message although {count} peers are online.",
-        )
+
+    used_links = set(finished_round.ledger.wire)
+    if not isinstance(method, ServerMethod):
+        sentence = f"{method.name} sends a message although {count} peers are online."
+        require(not used_links, sentence)
+        return
+    expected_links = set()
+    for peer in topology.online(0, t, context.roster):
+        expected_links |= {(SERVER, peer), (peer, SERVER)}
+    require(
+        used_links == expected_links,
+        f"{method.name} must exchange with the only peer online, and with nobody else.",
+    )
+    if count == 0:
+        unchanged = bits(finished_round.states[SERVER]) == bits(states[SERVER])
+        require(unchanged, f"the server of {method.name} changes in a round without peers.")
 
 
-def _saved(folder: Path, t: int, steps: Mapping[str, StepResult]) -> dict[str, StepResult]:
+def _save_and_load(folder: Path, t: int, steps: Mapping[str, StepResult]) -> dict[str, StepResult]:
     """Save the steps of round t and return them as loaded from the disk."""
     checkpoints = Checkpoints(folder)
     for peer, step in steps.items():
