@@ -23,11 +23,11 @@ import torch
 from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.samples import PeerData
-from dispfl.core.stacked import learn_stacked
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
+from dispfl.engines.vmap_peers import learn_stacked
 from dispfl.models.settings import Model
 from dispfl.round.context import RunContext
 from dispfl.testing.rounds import run_round, simulated_context

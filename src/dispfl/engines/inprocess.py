@@ -13,11 +13,10 @@ import torch
 from dispfl.core.allocator import keep_heap, trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import forked_generators
-from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.checkpoint import Checkpoints
-from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
+from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked, vmap_supports
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
@@ -78,7 +77,7 @@ class InProcess:
         stacks = (
             context.simulation.vmap_peers > 1
             and not one_by_one
-            and can_be_stacked(first, context.task, samples)
+            and vmap_supports(first, context.task, samples)
         )
         self._groups = PeerGroups(context, context.simulation.vmap_peers if stacks else 1)
         self._stop = threading.Event()

@@ -1,31 +1,77 @@
-"""Steps of several peers on one worker, which run one at a time, except that they train together as
-one stack.
+"""Training of several peers at once with `vmap`, as one stack of models.
 
-A step is written as one peer sees it: it calls `learn` and continues with the trained weights. So
-each step runs on its own thread, which only advances while `PausableStep.advance` waits for it, up
-to the next call of `learn` or to the end. No step waits for another, so a peer that fails or trains
-more often than others does not block them.
+A step of a tiny network mostly consists of the overhead of calling torch, which a stack pays once
+for all its peers. Networks with more computation, convolutions above all, gain nothing. Sums are
+computed in another order than for single peers, so results are equal up to rounding, not to the
+bit.
+
+A peer's step is written as one peer sees it: it calls `learn` and continues with the trained
+weights. So each step of a stack runs on its own thread, which only advances while
+`PausableStep.advance` waits for it, up to the next call of `learn` or to the end. No step waits for
+another, so a peer that fails or trains more often than others does not block them.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, vmap
 
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
+from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import Mask
 from dispfl.core.samples import Samples
-from dispfl.core.stacked import can_stack, learn_stacked
-from dispfl.core.train import Trainer, step_clock
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer, step_clock, trained_per_layer, weight_flags
+from dispfl.errors import NonFiniteError
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
 MakeTrainer = Callable[..., Trainer]
 SampleKind = tuple[Hashable, ...]
 """The number of samples of a peer, and the shapes and types of an input and of a label."""
+
+
+class PeerGroups:
+    """Groups peers whose batches can be stacked, up to a maximum size."""
+
+    def __init__(self, context: RunContext, size: int) -> None:
+        self._context = context
+        self._size = size
+        self._kinds: dict[str, SampleKind] = {}
+
+    def of(self, tasks: Iterable[PeerTask]) -> Iterator[list[PeerTask]]:
+        """Yield the tasks in groups, in their order; tasks without training stay alone."""
+        filling: dict[SampleKind, list[PeerTask]] = {}
+        for task in tasks:
+            if self._size == 1 or (task.idle and not task.fine_tuning):
+                yield [task]
+                continue
+            kind = self._kind(task.peer)
+            group = filling.setdefault(kind, [])
+            group.append(task)
+            if len(group) == self._size:
+                yield filling.pop(kind)
+        yield from filling.values()
+
+    def _kind(self, peer: str) -> SampleKind:
+        """Return what peers of a stack must have in common.
+
+        It is looked up once per run, because reading a sample of a Dataset may take long.
+        """
+        if peer not in self._kinds:
+            train = self._context.data.peers[peer].train
+            inputs, labels = next(train.batches(1))
+            shapes = inputs.shape[1:], labels.shape[1:]
+            self._kinds[peer] = (len(train), *shapes, inputs.dtype, labels.dtype)
+        return self._kinds[peer]
+
+
+# Steps that pause where they train
 
 
 @dataclass(frozen=True)
@@ -58,8 +104,10 @@ class StackedTrainer(Trainer):
         prox: tuple[float, Tensor] | None = None,
         name: str = "model",
     ) -> Tensor:
-        """As `Trainer.learn`, up to rounding; with its own samples or a proximal term, trains
-        alone."""
+        """Train as `Trainer.learn`, up to rounding.
+
+        With samples of its own or a proximal term, it trains alone.
+        """
         if self.defer is None or samples is not None or prox is not None:
             return super().learn(
                 weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name
@@ -104,13 +152,14 @@ class PausableStep:
             self._caller_may_run.release()
 
     def _learn(self, call: LearnCall) -> Tensor:
-        paused = step_clock(call.trainer.network)
+        trainer = call.trainer
+        paused_at = step_clock(trainer.network)
         self.call = call
         self._caller_may_run.release()
         self._step_may_run.acquire()
-        call.trainer.report.seconds -= (
-            step_clock(call.trainer.network) - paused
-        )  # the training adds its own time
+        # The training adds its own time.
+        trainer.report.seconds -= step_clock(trainer.network) - paused_at
+
         learned = self.learned
         self.call = None
         self.learned = None
@@ -121,44 +170,57 @@ class PausableStep:
 
 
 def run_stacked(steps: Iterable[Callable[[MakeTrainer], StepResult]]) -> list[StepResult]:
-    """Run the steps of several peers that share one network; each receives a function that makes
-    its trainer."""
-    paused = [PausableStep(step) for step in steps]
-    for step in paused:
-        step.advance()
-    while waiting := [step for step in paused if step.call is not None]:
-        calls = [step.call for step in waiting if step.call is not None]
-        for step, learned in zip(waiting, _learn_all(calls), strict=True):
-            step.learned = learned
-        for step in waiting:
-            step.advance()
-    return [step.result() for step in paused]
+    """Run the steps of several peers that share one network.
 
-
-def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
-    """Return each call's weights or exception. Calls of networks of one size are stacked: under
-    masks of units, peers of different densities have networks of different sizes.
+    Each step receives a function that makes its trainer.
     """
-    learned: dict[int, Tensor | BaseException] = {}
+    pausable_steps = list(map(PausableStep, steps))
+    for step in pausable_steps:
+        step.advance()
+    while calls := _pending_calls(pausable_steps):
+        learned = _learn_all(list(calls.values()))
+        for step, result in zip(calls, learned, strict=True):
+            step.learned = result
+        for step in calls:
+            step.advance()
+    return [step.result() for step in pausable_steps]
+
+
+def _pending_calls(steps: Iterable[PausableStep]) -> dict[PausableStep, LearnCall]:
+    """Return the calls of `learn` that steps wait for."""
+    return {step: step.call for step in steps if step.call is not None}
+
+
+def _learn_all(calls: Sequence[LearnCall]) -> list[Tensor | BaseException]:
+    """Return each call's weights or exception; calls of networks of one size are stacked.
+
+    Under masks of units, peers of different densities have networks of different sizes.
+    """
     by_layout: dict[Layout, list[int]] = {}
-    for k, call in enumerate(calls):
-        by_layout.setdefault(call.trainer.network.layout, []).append(k)
-    for group in by_layout.values():
-        learned |= zip(group, _learn_stack([calls[k] for k in group]), strict=True)
-    return [learned[k] for k in range(len(calls))]
+    for index, call in enumerate(calls):
+        by_layout.setdefault(call.trainer.network.layout, []).append(index)
+
+    learned: dict[int, Tensor | BaseException] = {}
+    for indices in by_layout.values():
+        results = _learn_stack([calls[index] for index in indices])
+        learned.update(zip(indices, results, strict=True))
+    return [learned[index] for index in range(len(calls))]
 
 
 def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
-    """Return each call's weights or exception; an exception of the stack, such as an interruption,
-    ends all calls."""
+    """Return each call's weights or exception.
+
+    An exception of the stack, such as an interruption, ends all calls.
+    """
     trainers = [call.trainer for call in calls]
     lengths_and_rates = {(call.steps, call.lr) for call in calls}
-    if len(calls) == 1 or len(lengths_and_rates) > 1 or not can_stack(trainers):
-        return [_learn_alone(call) for call in calls]
+    if len(calls) == 1 or len(lengths_and_rates) > 1 or not train_alike(trainers):
+        return list(map(_learn_alone, calls))
+    [(steps, lr)] = lengths_and_rates
     weights = [call.weights for call in calls]
     masks = [call.mask for call in calls]
     try:
-        return learn_stacked(trainers, weights, masks, *lengths_and_rates.pop())
+        return learn_stacked(trainers, weights, masks, steps, lr)
     except BaseException as problem:  # raised again in every step
         return [problem] * len(calls)
 
@@ -176,33 +238,146 @@ def _learn_alone(call: LearnCall) -> Tensor | BaseException:
         trainer.report.seconds += step_clock(trainer.network) - began
 
 
-class PeerGroups:
-    """Groups peers whose batches can be stacked, up to a maximum size."""
+# Training of a stack
 
-    def __init__(self, context: RunContext, size: int) -> None:
-        self._context = context
-        self._size = size
-        self._kinds: dict[str, SampleKind] = {}
 
-    def of(self, tasks: Iterable[PeerTask]) -> Iterator[list[PeerTask]]:
-        """Yield the tasks in groups, in their order; tasks without training stay alone."""
-        filling: dict[SampleKind, list[PeerTask]] = {}
-        for task in tasks:
-            if self._size == 1 or (task.idle and not task.fine_tuning):
-                yield [task]
-                continue
-            kind = self._kind(task.peer)
-            group = filling.setdefault(kind, [])
-            group.append(task)
-            if len(group) == self._size:
-                yield filling.pop(kind)
-        yield from filling.values()
+def train_alike(trainers: Sequence[Trainer]) -> bool:
+    """Whether these peers train in equal steps of plain SGD, on a model without buffers."""
+    kinds_of_steps = set()
+    for trainer in trainers:
+        if trainer.run.optimizer is not None or not trainer.settings.is_plain:
+            return False
+        if trainer.network.buffer_names:
+            return False
+        kinds_of_steps.add(
+            (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.network.layout)
+        )
+    return len(kinds_of_steps) == 1
 
-    def _kind(self, peer: str) -> SampleKind:
-        """Looked up once per run: reading a sample of a Dataset may take long."""
-        if peer not in self._kinds:
-            train = self._context.data.peers[peer].train
-            inputs, labels = next(train.batches(1))
-            shapes = inputs.shape[1:], labels.shape[1:]
-            self._kinds[peer] = (len(train), *shapes, inputs.dtype, labels.dtype)
-        return self._kinds[peer]
+
+def vmap_supports(network: FlatModule, task: Task, samples: Samples) -> bool:
+    """Whether `vmap` can train a stack of this model, which is tried on one batch."""
+    if network.buffer_names or network.precision != "float32":
+        return False
+    inputs, labels = next(samples.batches(2))
+    x = network.to_device(inputs.unsqueeze(0))
+    y = network.to_device(labels.unsqueeze(0))
+    stack_of_one = {}
+    for name, parameter in network.module.named_parameters():
+        if parameter.requires_grad:
+            stack_of_one[name] = parameter.detach().clone().unsqueeze(0).requires_grad_()
+    try:
+        losses = vmap(_loss(network, task))(stack_of_one, x, y)
+        torch.autograd.grad(losses.sum(), list(stack_of_one.values()))
+    except Exception:  # an error of the user's own code is raised again when a peer trains alone
+        return False
+    return True
+
+
+def _loss(
+    network: FlatModule, task: Task
+) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
+    """Return the loss function of one model with its own weights on its own batch."""
+
+    def loss(parameters: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(functional_call(network.module, dict(parameters), (x,)), y)
+
+    return loss
+
+
+def learn_stacked(
+    trainers: Sequence[Trainer],
+    weights: Sequence[Tensor],
+    masks: Sequence[Tensor | Mask],
+    steps: int | None = None,
+    lr: float | None = None,
+) -> list[Tensor | NonFiniteError]:
+    """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
+    first = trainers[0]
+    settings = first.settings
+    network = first.network
+    steps = steps or settings.local_steps(len(first.train))
+    lr = lr or settings.rate(first.t, first.T)
+    began = step_clock(network)
+    network.module.train()
+    flat = network.to_device(torch.stack(list(weights)))
+    flags = [weight_flags(mask) for mask in masks]
+    bits = _stacked_bits(flags, network)
+    parameters = _stacked_parameters(flat, network.layout)
+
+    loss_of_each = vmap(_loss(network, first.task))
+    losses = []
+    samples = 0
+    batches_of_each = [trainer.batches(steps) for trainer in trainers]
+    for batches in zip(*batches_of_each, strict=True):
+        inputs, labels = zip(*batches, strict=True)
+        x = network.to_device(torch.stack(inputs))
+        y = network.to_device(torch.stack(labels))
+        batch_losses = loss_of_each(parameters, x, y)
+        gradients = torch.autograd.grad(batch_losses.sum(), list(parameters.values()))
+        flat_gradients = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+        _sgd_steps(flat, flat_gradients, bits, lr, settings, _noise(trainers, flat))
+        losses.append(batch_losses.detach())
+        samples += y.shape[1]
+
+    mean_losses = torch.stack(losses).mean(0).cpu()
+    for trainer in trainers:
+        trainer.report.seconds += (step_clock(network) - began) / len(trainers)
+    rows = flat.cpu().unbind()
+    results = []
+    for trainer, learned, mask, loss in zip(trainers, rows, flags, mean_losses, strict=True):
+        results.append(_finish(trainer, learned, mask, loss, samples))
+    return results
+
+
+def _stacked_bits(flags: Sequence[Tensor | None], network: FlatModule) -> Tensor | None:
+    """Return the bits of all peers' masks; None if their networks have kept weights only."""
+    masks = [mask for mask in flags if mask is not None]
+    return mask_bits(network.to_device(torch.stack(masks))) if masks else None
+
+
+def _stacked_parameters(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Return views of all peers' flat weights, one for each parameter.
+
+    Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
+    """
+    parameters = {}
+    for name, where, shape in zip(layout.names, layout.slices, layout.shapes, strict=True):
+        view = flat[:, where].view(len(flat), *shape)
+        parameters[name] = view.data.requires_grad_()
+    return parameters
+
+
+def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
+    """Draw each peer's noise from its own stream."""
+    drawn = [trainer.draw_noise(flat.shape[1]) for trainer in trainers]
+    noise = [values for values in drawn if values is not None]
+    return trainers[0].network.to_device(torch.stack(noise)) if noise else None
+
+
+def _sgd_steps(
+    flat: Tensor, grad: Tensor, bits: Tensor | None, lr: float, s: Train, noise: Tensor | None
+) -> None:
+    """`sgd_step` on the rows of a matrix, each with its own norm."""
+    if bits is not None:
+        keep_(grad, bits)
+    if s.clip_norm:
+        norms = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        grad.mul_((s.clip_norm / (norms + 1e-6)).clamp(max=1.0))
+    flat.mul_(1 - lr * s.weight_decay).add_(grad, alpha=-lr)
+    if noise is not None:
+        flat.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
+
+
+def _finish(
+    trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, samples: int
+) -> Tensor | NonFiniteError:
+    """Complete one peer's report and return its weights."""
+    trainer.report.passes.append((samples, trained_per_layer(mask, trainer.network.layout)))
+    try:
+        trainer.check_finite(loss, "training loss")
+        trainer.check_finite(learned, "weights")
+    except NonFiniteError as problem:
+        return problem
+    trainer.report.train_loss = float(loss)
+    return learned.clone()

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.samples import PeerData
-from dispfl.core.stacked import can_be_stacked, can_stack, learn_stacked
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
+from dispfl.engines.vmap_peers import learn_stacked, train_alike, vmap_supports
 from dispfl.errors import NonFiniteError
 from dispfl.models.settings import Model
 
@@ -94,14 +94,14 @@ def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> N
 
 def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> None:
     peers = trainers(points)
-    assert can_stack(peers)
+    assert train_alike(peers)
     peers[1].data = PeerData(ResidentSamples(*points(21, 7)), peers[1].test)
-    assert not can_stack(peers)
+    assert not train_alike(peers)
 
 
 def test_a_model_with_buffers_is_not_stacked(points: Points) -> None:
     network = FlatModule(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
-    assert not can_stack(trainers(points, network=network))
+    assert not train_alike(trainers(points, network=network))
 
 
 class Tied(nn.Module):
@@ -136,18 +136,18 @@ class DecidesByValue(nn.Linear):
     ],
     ids=["mlp", "tied", "by value", "dropout", "batch norm"],
 )
-def test_a_batch_shows_which_models_can_be_stacked(
+def test_a_batch_shows_which_models_vmap_supports(
     points: Points, module: Callable[[], nn.Module], expected: bool
 ) -> None:
     network, samples = FlatModule(module()), ResidentSamples(*points(20, 0))
     before = network.read()
-    assert can_be_stacked(network, Task(), samples) == expected
+    assert vmap_supports(network, Task(), samples) == expected
     assert network.read().equal(before)
     assert network.grad.count_nonzero() == 0
 
 
 def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
-    assert not can_be_stacked(
+    assert not vmap_supports(
         FlatModule(mlp(), precision="bf16"), Task(), ResidentSamples(*points(20, 0))
     )
 
