@@ -347,7 +347,7 @@ def test_too_many_open_files_are_not_damage(saved: Checkpoints) -> None:
     assert (
         str(caught.value)
         == f"The checkpoint {saved.folder / 'round-000001/complete.json'} cannot be read: Too many"
-        " open files. Nothing was changed; mend the cause and start again."
+        " open files. Nothing was changed; fix the cause and start again."
     )
     assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
 

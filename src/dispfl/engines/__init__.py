@@ -1,2 +1,1 @@
-"""Engines keep the peers' states and run their tasks: on threads of this process, or in Ray's
-processes."""
+"""Engines keep the peers' states and run their tasks, on threads or in processes of Ray."""

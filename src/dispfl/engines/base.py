@@ -1,5 +1,4 @@
-"""What all engines share: the peers' states in one process, and a peer's step with simulated
-messages."""
+"""What all engines share: the states in one process, and a peer's step with simulated messages."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -43,8 +42,10 @@ def simulated_step(
     before_batch: Callable[[], None] = lambda: None,
     make_trainer: Callable[..., Trainer] = Trainer,
 ) -> StepResult:
-    """Take one peer's step with the models that the codec would deliver, and record every message
-    with its length."""
+    """Take one peer's step with the models that the codec would deliver.
+
+    The result records every message with its length.
+    """
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
     received: dict[str, PackedModel] = {}
@@ -57,8 +58,8 @@ def simulated_step(
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
     accepted = accepted_models(context, task, state, received)
     if context.simulation.average_buffers and accepted:
-        averaged_over = {name: buffers[name] for name in (task.peer, *accepted)}
-        state = replace(state, buffers=_average_buffers(averaged_over, task.peer))
+        accepted_buffers = {name: buffers[name] for name in (task.peer, *accepted)}
+        state = replace(state, buffers=_average_buffers(accepted_buffers, task.peer))
     result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
@@ -66,8 +67,7 @@ def simulated_step(
 def fetch_here(
     context: RunContext, codec: Codec, task: PeerTask, states: Mapping[str, PeerState]
 ) -> Fetch:
-    """Return a function that fetches models from the states in this process, and from the
-    server."""
+    """Return a function that fetches models from the server and the states in this process."""
 
     def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
@@ -80,22 +80,26 @@ def fetch_here(
 
 
 def _average_buffers(buffers: Mapping[str, Mapping[str, Tensor]], peer: str) -> dict[str, Tensor]:
-    """Return a peer's buffers, averaged with those of the senders in roster order; whole numbers
-    stay its own."""
+    """Return a peer's buffers, averaged with those of the senders in roster order.
+
+    Whole numbers stay its own.
+    """
     averages = {}
     for name, own_buffer in buffers[peer].items():
         averages[name] = own_buffer
         if own_buffer.is_floating_point():
-            everyones = [buffers[sender][name] for sender in sorted(buffers)]
-            averages[name] = torch.stack(everyones).mean(0)
+            in_order = [buffers[sender][name] for sender in sorted(buffers)]
+            averages[name] = torch.stack(in_order).mean(0)
     return averages
 
 
 def deliver_upload(
     context: RunContext, codec: Codec, task: PeerTask, result: StepResult
 ) -> tuple[StepResult, DeliveredModel | None]:
-    """Deliver a step's upload, if any, to the server; return the step with the delivered model, and
-    the delivery."""
+    """Deliver a step's upload, if any, to the server.
+
+    Return the step with the delivered model, and the delivery.
+    """
     state = result.next_state
     if state.upload is None:
         return result, None
@@ -106,8 +110,10 @@ def deliver_upload(
 
 
 class PeerStates:
-    """The states of some peers in this process. Finished steps are written to the checkpoints, if
-    there are any."""
+    """The states of some peers in this process.
+
+    Finished steps are written to the checkpoints, if there are any.
+    """
 
     def __init__(self, context: RunContext, checkpoints: Checkpoints | None = None) -> None:
         self.context = context
@@ -120,14 +126,15 @@ class PeerStates:
         """The state that each peer was last evaluated with, where that was a global model."""
 
     def restore(self, rounds: int, peers: Collection[str]) -> None:
-        """Add the states of these peers after this many rounds, from the seed or from the
-        checkpoint."""
-        states = initial_states(self.context, peers) if rounds == 0 else self._load(rounds, peers)
-        for peer, state in states.items():
+        """Add the states of these peers after this many rounds."""
+        for peer, state in self._states_after(rounds, peers).items():
             if peer != SERVER:
                 self.current[peer] = _without_upload(state)
 
-    def _load(self, rounds: int, peers: Collection[str]) -> dict[str, PeerState]:
+    def _states_after(self, rounds: int, peers: Collection[str]) -> Mapping[str, PeerState]:
+        """Return the first states, which follow from the seed, or those of a checkpoint."""
+        if rounds == 0:
+            return initial_states(self.context, peers)
         assert self.checkpoints is not None, "only a run with a directory can be resumed"
         steps = self.checkpoints.load(rounds, peers)
         missing = sorted(set(peers) - set(steps))
@@ -141,9 +148,11 @@ class PeerStates:
         """Add the steps of these peers that were finished in round t before an interruption."""
         if self.checkpoints is None:
             return {}
-        steps = self.checkpoints.load(t + 1, peers)
-        self.next |= {peer: step.next_state for peer, step in steps.items()}
-        return {peer: step.without_state() for peer, step in steps.items()}
+        results = {}
+        for peer, step in self.checkpoints.load(t + 1, peers).items():
+            self.next[peer] = step.next_state
+            results[peer] = step.without_state()
+        return results
 
     def finish(self, task: PeerTask, result: StepResult) -> StepResult:
         """Store a peer's next state; return the result without it."""
@@ -174,4 +183,6 @@ class PeerStates:
 
 def _without_upload(state: PeerState) -> PeerState:
     """Return a state without its upload, which the server has; a checkpoint still has it."""
-    return state if state.upload is None else replace(state, upload=None)
+    if state.upload is None:
+        return state
+    return replace(state, upload=None)

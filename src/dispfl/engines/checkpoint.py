@@ -17,6 +17,7 @@ checkpoint is renamed to `round-000012.damaged`.
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import safetensors.torch
@@ -45,8 +46,7 @@ SECONDS_BETWEEN_PARTS = 60.0
 BYTES_IN_A_PART = 64_000_000
 KEPT_CHECKPOINTS = 2
 VERSION = 2
-"""The version of the format, to be raised with every change after which older checkpoints cannot be
-read."""
+"""The version of the format, raised with every change that makes older checkpoints unreadable."""
 _FOLDER = re.compile(r"round-([0-9]{6,})")
 log = logging.getLogger("dispfl")
 
@@ -62,22 +62,22 @@ class Checkpoints:
 
     def finished_rounds(self) -> list[int]:
         """Return the numbers of rounds after which there is a complete checkpoint, ascending."""
+        finished = []
         try:
-            return sorted(
-                rounds
-                for rounds, folder in self._rounds().items()
-                if (folder / "complete.json").exists()
-            )
+            for rounds, folder in self._rounds().items():
+                if (folder / "complete.json").exists():
+                    finished.append(rounds)
         except OSError as problem:
             raise _unreadable(self.folder, problem) from problem
+        return sorted(finished)
 
     def add(self, t: int, peer: str, step: StepResult) -> None:
         """Add a finished step of round t; write a file if enough steps or time have accumulated."""
         self._waiting[peer] = step
-        size = sum(
-            4 * waiting.next_state.model.values.numel() for waiting in self._waiting.values()
-        )
-        if size >= BYTES_IN_A_PART or time.monotonic() - self._last_write >= SECONDS_BETWEEN_PARTS:
+        models = [waiting.next_state.model for waiting in self._waiting.values()]
+        size = sum(model.values.nbytes for model in models)
+        seconds = time.monotonic() - self._last_write
+        if size >= BYTES_IN_A_PART or seconds >= SECONDS_BETWEEN_PARTS:
             self.flush(t)
 
     def flush(self, t: int) -> None:
@@ -87,18 +87,22 @@ class Checkpoints:
             with plain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(self.folder)
-            numbers = [
-                int(file.stem.split("-")[-1]) for file in folder.glob(f"{self._name}*.safetensors")
-            ]
-            number = max(numbers, default=-1) + 1
-            file = folder / f"{self._name}{number:03d}.safetensors"
-            write_atomically(file, _encode(self._waiting))
+            write_atomically(self._next_part(folder), _encode(self._waiting))
             self._waiting = {}
         self._last_write = time.monotonic()
 
+    def _next_part(self, folder: Path) -> Path:
+        """Return the first number that this writer has not used in a round's folder."""
+        number = 0
+        for file in folder.glob(f"{self._name}*.safetensors"):
+            number = max(number, int(file.stem.split("-")[-1]) + 1)
+        return folder / f"{self._name}{number:03d}.safetensors"
+
     def complete(self, t: int, *, last: bool = False) -> None:
-        """Complete the checkpoint of round t, and delete all older ones except one; `last`: of the
-        run's last round."""
+        """Complete the checkpoint of round t, and delete all older ones except one.
+
+        `last` says that it is the run's last round.
+        """
         self.flush(t)
         folder = self._round(t + 1)
         parts = sorted(file.name for file in folder.glob("part-*.safetensors"))
@@ -109,29 +113,34 @@ class Checkpoints:
         self.delete_old()
 
     def delete_old(self) -> None:
-        """Delete all but the newest complete checkpoints, and remains of an interrupted
-        deletion."""
+        """Delete all but the newest complete checkpoints, and remains of interrupted deletions."""
         newest = self.finished_rounds()[-KEPT_CHECKPOINTS:]
         for rounds, folder in self._rounds().items():
             if newest and rounds < newest[0]:
                 shutil.rmtree(folder)
 
     def load(self, rounds: int, peers: Collection[str] | None = None) -> dict[str, StepResult]:
-        """Return the saved steps of the round that completes this many rounds, finished or not; all
-        or some peers'."""
+        """Return the saved steps, of all or some peers, of the round that completes this many.
+
+        The round may be unfinished.
+        """
         steps: dict[str, StepResult] = {}
         for file in self._parts(rounds):
             steps |= _decode(file, peers)
         return steps
 
     def was_last(self, rounds: int) -> bool:
-        """Whether these rounds were all of the run when they were finished; it may have been
-        extended since."""
+        """Whether the run had no more rounds when these were finished.
+
+        It may have been extended since.
+        """
         return bool(self._manifest(rounds).get("last"))
 
     def copy_from(self, leader: "Checkpoints") -> None:
-        """Take over the complete checkpoints of a run with the same states; their files are shared,
-        not copied."""
+        """Take over the complete checkpoints of a run with the same states.
+
+        Files are shared, not copied, where the file system allows it.
+        """
         for rounds in leader.finished_rounds():
             manifest = leader._round(rounds) / "complete.json"
             target = self._round(rounds)
@@ -150,8 +159,10 @@ class Checkpoints:
         shutil.rmtree(self._round(rounds))
 
     def set_aside(self, rounds: int, damage: DamagedError, instead: str) -> Path:
-        """Rename a damaged checkpoint, log the damage and what happens instead, and return the new
-        name."""
+        """Rename a damaged checkpoint and return its new name.
+
+        The damage and what happens instead are logged.
+        """
         folder = self._round(rounds)
         renamed = folder.with_name(f"{folder.name}.damaged")
         number = 2
@@ -164,8 +175,10 @@ class Checkpoints:
         return renamed
 
     def _parts(self, rounds: int) -> list[Path]:
-        """Return a round's files; `complete.json` names those of a complete round, so that a
-        missing one is noticed."""
+        """Return a round's files.
+
+        `complete.json` names those of a complete round, so that a missing one is noticed.
+        """
         folder = self._round(rounds)
         manifest = self._manifest(rounds)
         if manifest:
@@ -184,7 +197,7 @@ class Checkpoints:
             raise _unreadable(manifest, problem) from problem
         try:
             fields = json.loads(content)
-            parts = [str(part) for part in fields["parts"]]
+            parts = list(map(str, fields["parts"]))
             version = int(fields.get("version", 1))
         except (KeyError, TypeError, ValueError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
@@ -234,22 +247,24 @@ def _encode(steps: Mapping[str, StepResult]) -> bytes:
 
 
 def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
-    tensors = {f"{peer}/values": state.model.values, f"{peer}/mask": state.model.mask.bits}
+    """Return the tensors of a state by their names in the file."""
+    tensors = {"values": state.model.values, "mask": state.model.mask.bits}
     if state.next_mask is not state.model.mask:
-        tensors[f"{peer}/next_mask"] = state.next_mask.bits
+        tensors["next_mask"] = state.next_mask.bits
     # Clones: a file may not hold one tensor twice, and SubFedAvg uploads its own model.
     if state.upload is not None:
-        tensors[f"{peer}/upload/values"] = state.upload.values.clone()
-        tensors[f"{peer}/upload/mask"] = state.upload.mask.bits.clone()
-    tensors |= {f"{peer}/buffers/{name}": tensor for name, tensor in state.buffers.items()}
-    tensors |= {f"{peer}/memory/{name}": tensor for name, tensor in state.memory.items()}
+        tensors["upload/values"] = state.upload.values.clone()
+        tensors["upload/mask"] = state.upload.mask.bits.clone()
+    tensors |= _prefixed("buffers", state.buffers)
+    tensors |= _prefixed("memory", state.memory)
     for model, moments in state.moments.items():
-        tensors[f"{peer}/moments/{model}/mask"] = moments.mask.bits.clone()
-        tensors |= {
-            f"{peer}/moments/{model}/values/{name}": tensor
-            for name, tensor in moments.values.items()
-        }
-    return tensors
+        tensors[f"moments/{model}/mask"] = moments.mask.bits.clone()
+        tensors |= _prefixed(f"moments/{model}/values", moments.values)
+    return _prefixed(peer, tensors)
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
@@ -273,7 +288,10 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
         raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
     try:
         layout = channel_layout(metadata["units"]) if "units" in metadata else None
-        return {peer: _step(peer, entry, tensors[peer], layout) for peer, entry in header.items()}
+        steps = {}
+        for peer, entry in header.items():
+            steps[peer] = _step(peer, entry, tensors[peer], layout)
+        return steps
     except (KeyError, TypeError, ValueError) as problem:
         raise RunError(
             f"The checkpoint {part} is intact, but another dispfl wrote it ({problem}). Resume with"
@@ -290,44 +308,51 @@ def _read(
     signal.
     """
     with part.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-
-        def take(begin: int, end: int) -> bytes:
-            if not 0 <= begin <= end <= size:
-                raise ValueError("it is truncated")
-            file.seek(begin)
-            return file.read(end - begin)
-
-        start = 8 + int.from_bytes(take(0, 8), "little")
-        index = json.loads(take(8, start))
+        start = 8 + int.from_bytes(_read_range(file, 0, 8), "little")
+        index = json.loads(_read_range(file, 8, start))
         metadata = index.pop("__metadata__")
         _check_version(part, int(metadata.get("version", 1)))
         header = json.loads(metadata["peers"])
-        if header.keys() != {name.split("/")[0] for name in index}:
+        if header.keys() != set(map(_peer_of, index)):
             raise ValueError("its header names other peers than its tensors")
-        requested = header
         if peers is not None:
-            requested = {peer: entry for peer, entry in header.items() if peer in peers}
-        chosen = {}
-        content = bytearray()
-        for name, where in sorted(index.items(), key=lambda item: item[1]["data_offsets"]):
-            if name.split("/")[0] in requested:
-                begin, end = where["data_offsets"]
-                chosen[name] = where | {"data_offsets": [len(content), len(content) + end - begin]}
-                content += take(start + begin, start + end)
-    chosen_index = json.dumps(chosen).encode()
-    tensors: dict[str, dict[str, Tensor]] = {peer: {} for peer in requested}
-    loaded = safetensors.torch.load(
-        len(chosen_index).to_bytes(8, "little") + chosen_index + content
-    )
+            header = {peer: entry for peer, entry in header.items() if peer in peers}
+        requested = {name: index[name] for name in index if _peer_of(name) in header}
+        loaded = _read_tensors(file, start, requested)
+    tensors: dict[str, dict[str, Tensor]] = {peer: {} for peer in header}
     for name, tensor in loaded.items():
-        tensors[name.split("/")[0]][name] = tensor
-    return metadata, requested, tensors
+        tensors[_peer_of(name)][name] = tensor
+    return metadata, header, tensors
+
+
+def _read_tensors(file: BinaryIO, start: int, index: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Read the tensors of an index, whose data begin at `start`, as if they were the whole file."""
+    moved = {}
+    content = bytearray()
+    for name, where in sorted(index.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = where["data_offsets"]
+        moved[name] = where | {"data_offsets": [len(content), len(content) + end - begin]}
+        content += _read_range(file, start + begin, start + end)
+    header = json.dumps(moved).encode()
+    return safetensors.torch.load(len(header).to_bytes(8, "little") + header + content)
+
+
+def _read_range(file: BinaryIO, begin: int, end: int) -> bytes:
+    if not 0 <= begin <= end <= os.fstat(file.fileno()).st_size:
+        raise ValueError("it is truncated")
+    file.seek(begin)
+    return file.read(end - begin)
+
+
+def _peer_of(tensor_name: str) -> str:
+    return tensor_name.split("/")[0]
 
 
 def _digest(entry: Mapping[str, object], tensors: Mapping[str, Tensor], units: str | None) -> str:
-    """The digest of a peer's entry and tensors (names, types, shapes and bytes), and of the units
-    of its masks."""
+    """Return the digest of a peer's entry, its tensors, and the units of its masks.
+
+    Of a tensor it covers name, type, shape and bytes.
+    """
     digest = hashlib.blake2b(json.dumps([entry, units]).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -349,40 +374,39 @@ def _check_version(file: Path, version: int) -> None:
 def _unreadable(path: Path, problem: OSError) -> RunError:
     return RunError(
         f"The checkpoint {path} cannot be read: {problem.strerror or problem}. Nothing was changed;"
-        " mend the cause and start again."
+        " fix the cause and start again."
     )
 
 
 def _step(
     peer: str,
-    entry: Mapping[str, object],
+    entry: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     layout: ChannelLayout | None,
 ) -> StepResult:
-    size = int(str(entry["size"]))
+    size = int(entry["size"])
     model = _model(tensors, peer, size, layout)
     next_bits = tensors.get(f"{peer}/next_mask")
     next_mask = model.mask if next_bits is None else _mask(peer, next_bits, size, layout)
-    upload = (
-        _model(tensors, f"{peer}/upload", size, layout)
-        if f"{peer}/upload/values" in tensors
-        else None
-    )
+    upload = None
+    if f"{peer}/upload/values" in tensors:
+        upload = _model(tensors, f"{peer}/upload", size, layout)
     state = PeerState(
         model,
         next_mask,
-        _named(tensors, f"{peer}/buffers/"),
-        _named(tensors, f"{peer}/memory/"),
+        _without_prefix(f"{peer}/buffers/", tensors),
+        _without_prefix(f"{peer}/memory/", tensors),
         _moments(tensors, peer, size, layout),
         upload,
     )
-    messages = tuple(MessageCost(*message) for message in entry.get("messages", ()))  # type: ignore[attr-defined]
-    return StepResult(Report(**entry["report"]), messages, state=state)  # type: ignore[arg-type]
+    messages = tuple(MessageCost(*message) for message in entry["messages"])
+    return StepResult(Report(**entry["report"]), messages, state=state)
 
 
 def _mask(peer: str, bits: Tensor, size: int, layout: ChannelLayout | None) -> Mask:
     """Return a mask of these bits: of units, where there is a layout of units."""
-    if bits.numel() != -(-(layout.units if layout else size) // 8):
+    flags = layout.units if layout else size
+    if bits.numel() != math.ceil(flags / 8):
         raise ValueError(f"peer {peer}'s mask and values do not fit")
     return ChannelMask(bits, size, layout) if layout else WeightMask(bits, size)
 
@@ -401,22 +425,24 @@ def _moments(
     tensors: Mapping[str, Tensor], peer: str, size: int, layout: ChannelLayout | None
 ) -> dict[str, Moments]:
     """Return the moments of each of a peer's models."""
-    models = {name.split("/")[0] for name in _named(tensors, f"{peer}/moments/")}
+    names = _without_prefix(f"{peer}/moments/", tensors)
+    models = {name.split("/")[0] for name in names}
     moments = {}
     for model in sorted(models):
         bits = tensors[f"{peer}/moments/{model}/mask"]
-        of_weights = layout is None or bits.numel() == -(-size // 8)  # a global model may be dense
+        of_weights = bits.numel() == math.ceil(size / 8)  # as those of a dense global model
         mask = _mask(peer, bits, size, None if of_weights else layout)
-        values = _named(tensors, f"{peer}/moments/{model}/values/")
+        values = _without_prefix(f"{peer}/moments/{model}/values/", tensors)
         if any(value.dim() and value.numel() != mask.kept for value in values.values()):
             raise ValueError(f"peer {peer}'s moments and their mask do not fit")
         moments[model] = Moments(mask, values)
     return moments
 
 
-def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the remainder of their names."""
+    selected = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = tensor
+    return selected

@@ -23,17 +23,14 @@ from dispfl.round.exchange import task_senders
 from dispfl.round.round import task_state
 
 LARGE_MODEL = 1_000_000
-"""From this many weights on, a step takes so much time and memory that returning free memory after
-it pays off."""
+"""From this many weights on, it pays off to return free memory after a step."""
 
 POLL_INTERVAL = 0.5
-"""A signal, such as Ctrl-C, that arrives just before the main thread waits is noticed at the end of
-that wait only."""
+"""Seconds of a wait: a Ctrl-C just before it is noticed at its end only."""
 
 
 class InProcess:
-    """Trains peers in parallel, one thread each, so that results do not depend on the number of
-    threads.
+    """Trains peers in parallel, one thread each: results do not depend on the number of threads.
 
     This is faster than giving all threads to one peer, because small operations do not parallelize
     well. A peer gets several threads only if there are more threads than peers. A model that draws
@@ -74,12 +71,10 @@ class InProcess:
             self._workers, initializer=torch.set_num_threads, initargs=(self.threads_each,)
         )
         samples = context.data.peers[context.roster[0]].train
-        stacks = (
-            context.simulation.vmap_peers > 1
-            and not one_by_one
-            and vmap_supports(first, context.task, samples)
-        )
-        self._groups = PeerGroups(context, context.simulation.vmap_peers if stacks else 1)
+        stack_size = context.simulation.vmap_peers
+        if stack_size > 1 and (one_by_one or not vmap_supports(first, context.task, samples)):
+            stack_size = 1
+        self._groups = PeerGroups(context, stack_size)
         self._stop = threading.Event()
         self._idle: SimpleQueue[FlatModule] = SimpleQueue()
         for worker in range(self._workers):
@@ -180,8 +175,10 @@ class InProcess:
 
 
 class ReadTracker:
-    """Tracks which tasks of a round still read which peers' states: each reads its own and those of
-    its senders."""
+    """Tracks which tasks of a round still read which peers' states.
+
+    A task reads the state of its peer and those of its senders.
+    """
 
     def __init__(
         self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]
@@ -197,8 +194,10 @@ class ReadTracker:
                 self._readers.setdefault(name, set()).add(peer)
 
     def ordered(self) -> list[PeerTask]:
-        """Return the tasks in an order that releases states early: always the readers of the
-        least-read state next."""
+        """Return the tasks in an order that releases states early.
+
+        The readers of the least-read state are always next.
+        """
         left = {name: len(readers) for name, readers in self._readers.items()}
         queue = sorted((count, name) for name, count in left.items())
         order: dict[str, PeerTask] = {}
@@ -214,8 +213,10 @@ class ReadTracker:
         return list(order.values())
 
     def released_by(self, task: PeerTask) -> list[str]:
-        """Return the peers whose states no task reads any more now that this one is done; none
-        while evaluating."""
+        """Return the peers whose states no task reads once this one is done.
+
+        There are none while evaluating.
+        """
         if task.global_model is not None:
             return []
         released = []
@@ -227,8 +228,7 @@ class ReadTracker:
 
 
 def uses_global_rng(context: RunContext, network: FlatModule) -> bool:
-    """Whether training draws from torch's global generator, tested on one batch of the first
-    peer."""
+    """Whether training draws from torch's global generator, as one batch shows."""
     samples = context.data.peers[context.roster[0]].train
     with forked_generators(context.settings.device), torch.no_grad():
         before = torch.get_rng_state()

@@ -1,5 +1,4 @@
-"""The Ray engine: the same rounds, with the peers in several processes, on this machine or on a
-cluster.
+"""The Ray engine: the same rounds, with peers in several processes of a machine or a cluster.
 
 Peers' data and states stay with their worker; only encoded messages and reports travel. A lost
 worker is replaced: the new one restores its peers from the last checkpoint and repeats their steps,
@@ -38,9 +37,8 @@ class RayEngine:
         folder = checkpoints.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._codec = context.codec
-        self._loads = MeasuredLoads(
-            {peer: len(context.data.peers[peer].train) for peer in context.roster}
-        )
+        samples = {peer: len(context.data.peers[peer].train) for peer in context.roster}
+        self._loads = MeasuredLoads(samples)
         self.pool = WorkerPool(context, count, folder)
 
     @property
@@ -76,8 +74,7 @@ class RayEngine:
             raise
 
     def end_round(self) -> None:
-        """End the round; move peers between workers where their measured times say that rounds
-        become faster."""
+        """End the round; move peers between workers if measured times promise faster rounds."""
         self.pool.end_round()
         assignment = rebalance(self._loads.estimate(), self.pool.assignment, len(self.pool))
         if assignment != self.pool.assignment:
@@ -130,23 +127,22 @@ class _TaskRunner:
 
     def redo(self, slot: int) -> None:
         """Repeat the steps of a slot's lost worker, except those on the disk."""
-        self.running = {
-            pending: entry for pending, entry in self.running.items() if entry[0] != slot
-        }
+        for pending, (running_slot, _, _) in list(self.running.items()):
+            if running_slot == slot:
+                del self.running[pending]
         self._set_tasks([slot])
         if self.finished:  # lost afterwards, with the states that it had evaluated
             deque(self._run(), maxlen=0)
 
     def _set_tasks(self, slots: Iterable[int]) -> None:
-        peers = {
-            slot: [peer for peer in self.pool.peers(slot) if peer in self.tasks] for slot in slots
-        }
-        on_disk = self.pool.call_each(
-            peers, "set_tasks", lambda slot: ([self.tasks[peer] for peer in peers[slot]],)
-        )
-        for slot, names in peers.items():
+        tasks = {slot: self._tasks_of(slot) for slot in slots}
+        on_disk = self.pool.call_each(tasks, "set_tasks", lambda slot: (tasks[slot],))
+        for slot in tasks:
             done = self.received.intersection(on_disk[slot])
-            self.waiting[slot] = deque(peer for peer in names if peer not in done)
+            self.waiting[slot] = deque(task.peer for task in tasks[slot] if task.peer not in done)
+
+    def _tasks_of(self, slot: int) -> list[PeerTask]:
+        return [self.tasks[peer] for peer in self.pool.peers(slot) if peer in self.tasks]
 
     def _run(self) -> Iterator[tuple[str, StepResult]]:
         self.finished = False
@@ -195,8 +191,7 @@ class _TaskRunner:
 
 
 class MeasuredLoads:
-    """Estimates how long each peer's step takes in a round that it takes part in: the mean of those
-    so far.
+    """Estimates how long each peer's step takes: the mean over the rounds that it takes part in.
 
     Other rounds do not count: a server selects some peers in each, so that the idle ones of this
     round may train next.
@@ -214,18 +209,23 @@ class MeasuredLoads:
             self._steps[task.peer] += 1
 
     def estimate(self) -> dict[str, float]:
-        """Return the load of every peer; until its first step, that of its number of samples at the
-        others' speed."""
+        """Return the load of every peer.
+
+        Until a peer's first step, it is that of its samples at the mean speed of the others.
+        """
         means = {peer: self._seconds[peer] / steps for peer, steps in self._steps.items()}
-        per_sample = sum(means.values()) / max(1, sum(self._samples[peer] for peer in means))
-        return {peer: means.get(peer, per_sample * count) for peer, count in self._samples.items()}
+        samples = sum(self._samples[peer] for peer in means)
+        seconds_per_sample = sum(means.values()) / max(1, samples)
+        loads = {}
+        for peer, count in self._samples.items():
+            loads[peer] = means.get(peer, seconds_per_sample * count)
+        return loads
 
 
 def rebalance(
     loads: Mapping[str, float], assignment: Mapping[str, int], slots: int
 ) -> dict[str, int]:
-    """Move a few peers from the busiest slot to the idlest, if that is worth it; otherwise keep the
-    assignment."""
+    """Move a few peers from the busiest slots to the idlest ones, if that gains enough."""
     balanced = dict(assignment)
     totals = [0.0] * slots
     for peer, slot in assignment.items():
@@ -233,11 +233,11 @@ def rebalance(
     before = max(totals)
     for _ in loads:
         by_load = sorted(range(slots), key=lambda slot: (totals[slot], slot))
-        idlest, busiest = by_load[0], by_load[-1]
+        idlest = by_load[0]
+        busiest = by_load[-1]
         gap = totals[busiest] - totals[idlest]
-        movable = [
-            peer for peer, slot in balanced.items() if slot == busiest and 0 < loads[peer] < gap
-        ]
+        busiest_peers = [peer for peer, slot in balanced.items() if slot == busiest]
+        movable = [peer for peer in busiest_peers if 0 < loads[peer] < gap]
         if not movable:
             break
         peer = min(movable, key=lambda peer: (abs(gap / 2 - loads[peer]), peer))

@@ -1,14 +1,12 @@
-"""The pool of Ray workers, in which a lost worker is replaced, and this process's connection to
-Ray.
+"""The pool of Ray workers, which replaces lost ones, and the connection of this process to Ray.
 
 A worker may be lost at any moment: killed, out of memory, or with its machine. The loss is noticed
 at the next call of any kind; a new worker then takes its slot, is brought to the same state, and
 the call is repeated. Two rules make this sufficient:
 
-new worker    restores its peers from the seed or the last checkpoint, receives the list of workers,
-and repeats the
-              steps of the lost worker that were not on the disk
-every call    may be repeated, on a worker that has executed it or on one that replaced it since
+- A new worker restores its peers from the seed or the last checkpoint, receives the list of
+  workers, and repeats the steps of the lost worker that were not on the disk.
+- Every call may be repeated, on a worker that has executed it or on one that has replaced it.
 """
 
 import contextlib
@@ -58,8 +56,10 @@ def cluster_address(address: str | None) -> str | None:
 
 
 def connect(address: str | None, workers: int) -> None:
-    """Connect to Ray: the existing connection, the configured cluster, or a new Ray here with this
-    many cores."""
+    """Connect to the configured cluster, or to a new Ray on this machine with this many cores.
+
+    An existing connection of this process is used.
+    """
     global _connected_here
     if ray.is_initialized():
         return
@@ -110,9 +110,8 @@ class WorkerPool:
         self.context = context
         self.rounds = 0
         """The number of finished rounds; the peers' states are those after them."""
-        self.assignment = assign(
-            {peer: float(len(context.data.peers[peer].train)) for peer in context.roster}, count
-        )
+        samples = {peer: len(context.data.peers[peer].train) for peer in context.roster}
+        self.assignment = assign(samples, count)
         """Each peer's slot."""
         self.redo: Callable[[int], None] = _nothing
         """Repeats the lost steps of the current tasks after the worker in a slot was replaced."""
@@ -149,14 +148,15 @@ class WorkerPool:
         return self.call_each([slot], method, lambda slot: args)[slot]
 
     def submit(self, slot: int, method: str, *args: Any) -> tuple[Any, Any]:
-        """Start a call; return the worker and its pending result, for callers that wait for it
-        themselves."""
+        """Start a call; return the worker and its pending result, for the caller to wait for."""
         worker = self._workers[slot]
         return worker, getattr(worker, method).remote(*args)
 
     def submit_all(self, method: str, *args: Any) -> list[Any]:
-        """Start a call of all workers and return the pending results; lost workers are not
-        replaced."""
+        """Start a call of all workers and return the pending results.
+
+        Lost workers are not replaced.
+        """
         return [self.submit(slot, method, *args)[1] for slot in self._workers]
 
     # Peers and rounds
@@ -216,8 +216,7 @@ class WorkerPool:
         self.redo(slot)
 
     def flush(self, t: int) -> None:
-        """Let the workers write what they have finished of round t; lost or slow ones are not
-        waited for."""
+        """Let the workers write the finished steps of round t, without lost or slow ones."""
         pending = self.submit_all("flush", t)
         ray.wait(pending, num_returns=len(pending), timeout=FLUSH_SECONDS)
 
@@ -290,8 +289,7 @@ def wait_any(pending: list[Any]) -> list[Any]:
 
 
 def assign(loads: Mapping[str, float], slots: int) -> dict[str, int]:
-    """Assign each peer to a slot: the heaviest first, each to the slot with the smallest load so
-    far."""
+    """Assign each peer, the heaviest first, to the slot with the smallest load so far."""
     totals = [0.0] * slots
     assignment = {}
     for peer in sorted(loads, key=lambda peer: (-loads[peer], peer)):

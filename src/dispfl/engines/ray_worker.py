@@ -1,8 +1,7 @@
-"""A Ray worker: some of a federation's peers in one process, with their data, their states and
-their steps.
+"""A Ray worker: some of a federation's peers in one process, with their data and states.
 
-driver    selects the peer that takes its step, and receives the result worker    requests the
-models that its peers receive from other workers, as encoded messages, while it trains
+The driver selects the peer that takes its step next, and receives the result. The worker requests
+the models that its peers receive from other workers, as encoded messages, while it trains.
 """
 
 import platform
@@ -38,8 +37,10 @@ from dispfl.round.round import task_state
 
 CONCURRENT_STEPS = 2
 """One peer trains while the messages of the next one are fetched."""
+CONCURRENCY = {"step": CONCURRENT_STEPS, "respond": 1}
+"""Calls of a worker that may run at the same time."""
 WORKER_LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
-"""Ray's exceptions for a worker that is gone, or for its lost results."""
+"""Ray's exceptions for a lost worker, or for its lost results."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,12 @@ class RemoteResult:
     seconds: float
 
 
-@ray.remote(concurrency_groups={"step": CONCURRENT_STEPS, "respond": 1})  # type: ignore[call-overload]
+@ray.remote(concurrency_groups=CONCURRENCY)  # type: ignore[call-overload]
 class Worker:
-    """Trains its peers one after another on one thread, and serves their models to other workers
-    meanwhile."""
+    """Trains its peers one after another on one thread.
+
+    Meanwhile it serves their models to other workers.
+    """
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         keep_heap()
@@ -104,15 +107,19 @@ class Worker:
         self._assignment = assignment
 
     def set_tasks(self, tasks: Sequence[PeerTask]) -> list[str]:
-        """Set the round's tasks, in one call because they share much data; return the peers that
-        are on the disk."""
+        """Set the round's tasks; return the peers whose steps are on the disk.
+
+        All tasks come in one call, because they share much data.
+        """
         self._tasks = {task.peer: task for task in tasks}
         self._stop.clear()
         return list(self.partial_round(self._rounds))
 
     def end_round(self, rounds: int) -> None:
-        """End a round, so that this many are finished; a worker that replaced a lost one may know
-        it already."""
+        """End a round, so that this many are finished.
+
+        A worker that replaced a lost one may have done so already.
+        """
         if self._rounds < rounds:
             self._states.end_round()
             self._rounds = rounds
@@ -167,8 +174,10 @@ class Worker:
     def respond(
         self, t: int, receiver: str, senders: Sequence[str], request: bytes | None
     ) -> list[tuple[bytes, int]]:
-        """Return the messages of this worker's peers to another's peer, each with its size as the
-        paper counts it."""
+        """Return the messages of this worker's peers to another's peer.
+
+        Each comes with its size as the paper counts it.
+        """
         torch.set_num_threads(1)
         context = self._context
         codec = self._codec
