@@ -28,16 +28,20 @@ def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
     """
     text = Markup("")
     for key, value in attributes.items():
-        if value is not None:
-            shown = value if isinstance(value, str) else coordinate(value)
-            text += Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), shown)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            value = coordinate(value)
+        text += Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
     return Markup(f"<{tag}{text}>{Markup().join(children)}</{tag}>")
 
 
 def coordinate(number: float) -> str:
     """Return a coordinate with at most one decimal: a tenth of a pixel is fine enough."""
     text = f"{number:.1f}".removesuffix(".0")
-    return "0" if text == "-0" else text
+    if text == "-0":
+        return "0"
+    return text
 
 
 def point(x: float, y: float) -> str:
@@ -77,12 +81,14 @@ class ChartSize:
     right: float
     top: float
     bottom: float
+    y_ticks: int
+    """About how many."""
 
 
-LARGE = ChartSize("large", 540, 320, 56, 14, 36, 54)
+LARGE = ChartSize("large", 540, 320, 56, 14, 36, 54, y_ticks=5)
 """Two fit side by side in a desktop window, one on a phone, where the style sheet enlarges its
 text."""
-SMALL = ChartSize("small", 330, 200, 46, 8, 30, 40)
+SMALL = ChartSize("small", 330, 200, 46, 8, 30, 40, y_ticks=4)
 """For several similar charts."""
 Range = tuple[float, float]
 Tick = tuple[float, str]
@@ -121,8 +127,10 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
     if whole:
         step = max(1.0, step)
     decimals = max(0, -floor(log10(step) + 1e-9))
-    multiples = range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
-    return [(k * step, with_thousands(k * step, decimals)) for k in multiples]
+    texts = []
+    for k in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1):
+        texts.append((k * step, with_thousands(k * step, decimals)))
+    return texts
 
 
 def padded(low: float, high: float) -> Range:
@@ -148,7 +156,10 @@ def thin_out(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
     if len(values) <= limit:
         return list(values)
     last = len(values) - 1
-    return [values[round(number * last / (limit - 1))] for number in range(limit)]
+    spaced_values = []
+    for number in range(limit):
+        spaced_values.append(values[round(number * last / (limit - 1))])
+    return spaced_values
 
 
 def chart_frame(
@@ -172,11 +183,12 @@ def chart_frame(
     frame = ChartFrame(size, x, y, Markup(""))
 
     drawing = [element("text", y_label, class_="axis", x=2, y=size.top - 16)]
-    for tick, text in ticks(y.low, y.high, count=5 if size is LARGE else 4):
-        name = text.removeprefix("-") if mirrored else text
+    for tick, text in ticks(y.low, y.high, size.y_ticks):
+        if mirrored:
+            text = text.removeprefix("-")
         drawing += [
             element("path", d=frame.level(tick, x.start, x.end), class_="grid"),
-            element("text", name, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em"),
+            element("text", text, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em"),
         ]
     base = 0.0 if y.low < 0 < y.high else y.low
     drawing.append(element("path", d=frame.level(base, x.start, x.end), class_="base"))
@@ -270,10 +282,12 @@ def _ranges(curves: Sequence[Curve], from_zero: bool) -> tuple[Range, Range]:
             values.append(y)
             edges += [y - spread, y + spread]
     xs = xs or [0.0, 1.0]
+    if from_zero:
+        xs.append(0.0)
     lowest = min(edges)
     if min(values) >= 0:  # no room for the part of a band that is below zero
         lowest = max(0.0, lowest)
-    return (0.0 if from_zero else min(xs), max(xs)), padded(lowest, max(edges))
+    return (min(xs), max(xs)), padded(lowest, max(edges))
 
 
 def _line(frame: ChartFrame, curve: Curve) -> list[Markup]:
@@ -319,7 +333,8 @@ def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, y_forma
     edges.append(frame.x.end)
 
     strips = []
-    top, height = frame.y.end, frame.y.start - frame.y.end
+    top = frame.y.end
+    height = frame.y.start - top
     for x, (left, right) in zip(xs, pairwise(edges), strict=True):
         title = element("title", "\n".join(lines[x]))
         strips.append(element("rect", title, x=left, y=top, width=right - left, height=height))
@@ -368,8 +383,12 @@ def bar_chart(
         names = [(float(k), bar.name) for k, bar in enumerate(bars)]
     x_range = (-0.5, len(bars) - 0.5)
     frame = chart_frame(size, x_range, y_range, x_label, y_label, x_names=names, mirrored=mirrored)
+
     gap = 0.2 if len(bars) <= 60 else 0.0
-    return frame.svg(label, *(_bar(frame, k, bar, gap) for k, bar in enumerate(bars)))
+    marks = []
+    for k, bar in enumerate(bars):
+        marks.append(_bar(frame, k, bar, gap))
+    return frame.svg(label, *marks)
 
 
 def _bar(frame: ChartFrame, k: int, bar: Bar, gap: float) -> Markup:
@@ -426,8 +445,8 @@ def _dots(frame: ChartFrame, k: int, column: DotColumn, y_format: str) -> list[M
     for number, value in enumerate(column.values):
         jitter = ((number * 7) % 11 - 5) / 5 * 0.22  # the same every time
         title = element("title", f"{value:{y_format}}")
-        x, y = frame.x(k + jitter), frame.y(value)
-        marks.append(element("circle", title, class_=css_class, cx=x, cy=y, r=4))
+        x = frame.x(k + jitter)
+        marks.append(element("circle", title, class_=css_class, cx=x, cy=frame.y(value), r=4))
     title = element("title", f"mean {column.mean:{y_format}}")
     path = frame.level(column.mean, frame.x(k - 0.32), frame.x(k + 0.32))
     marks.append(element("path", title, d=path, class_="mean"))

@@ -11,6 +11,7 @@ from dispfl.errors import RunError
 from dispfl.report.differences import Difference, paired_difference
 from dispfl.report.runs import Budget, RecordedRun, RunPoint, read_run
 from dispfl.report.wording import UNKNOWN
+from dispfl.runs.metrics import mean_or_none
 
 DISPFL = {"method": "dispfl"}
 """The names of the rows that others are compared with unless an experiment says otherwise."""
@@ -33,8 +34,12 @@ class ComparisonRow:
         """`ditto`, `method.density=0.2`, `dispfl, topology=ring`; unknown values are left out."""
         parts = []
         for key, value in self.name.items():
-            if value != UNKNOWN:
-                parts.append(value if key == "method" else f"{key}={value}")
+            if value == UNKNOWN:
+                continue
+            if key == "method":
+                parts.append(value)
+            else:
+                parts.append(f"{key}={value}")
         return ", ".join(parts)
 
     @property
@@ -46,6 +51,11 @@ class ComparisonRow:
         """Return whether the row has these names: `{"method": "dispfl", "density": "0.5"}`."""
         own_names = {**self.name, "method": self.runs[0].method}
         return names.items() <= own_names.items()
+
+    @property
+    def scored_runs(self) -> list[RecordedRun]:
+        """The runs with peers that have a score."""
+        return [run for run in self.runs if run.scores]
 
     @property
     def finals(self) -> list[RunPoint]:
@@ -60,9 +70,10 @@ class ComparisonRow:
     @property
     def score_std(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None with one seed."""
-        if self.score is None or len(self.runs) == 1:
+        scores = self._all_finals(lambda point: point.score)
+        if scores is None or len(scores) == 1:
             return None
-        return stdev(point.score for point in self.finals if point.score is not None)
+        return stdev(scores)
 
     def extra(self, name: str) -> float | None:
         """Return another metric or quantity, mean over seeds; None if a seed has none."""
@@ -71,13 +82,18 @@ class ComparisonRow:
     @property
     def peer_std(self) -> float | None:
         """Standard deviation over peers, mean over the seeds that have a score."""
-        values = [point.peer_std for point in self.finals if point.peer_std is not None]
-        return fmean(values) if values else None
+        stds = [point.peer_std for point in self.finals if point.peer_std is not None]
+        return mean_or_none(stds)
+
+    @property
+    def rounds_of_runs(self) -> list[int]:
+        """Number of finished rounds of each run."""
+        return [len(run.records) for run in self.runs]
 
     @property
     def rounds(self) -> int:
         """Number of rounds of the longest run."""
-        return max(len(run.records) for run in self.runs)
+        return max(self.rounds_of_runs)
 
     @property
     def connections(self) -> int:
@@ -124,7 +140,7 @@ class ComparisonRow:
     @property
     def seconds_per_peer(self) -> float | None:
         """Seconds that a peer computes in a round; None if a seed has not measured them."""
-        return self._mean_if_all(lambda run: run.seconds_per_peer)
+        return mean_or_none(self._all_values(lambda run: run.seconds_per_peer))
 
     @property
     def failures(self) -> int:
@@ -133,21 +149,34 @@ class ComparisonRow:
 
     def rounds_to(self, target: float) -> float | None:
         """Return the rounds needed to reach a score; None if a seed does not reach it."""
-        return self._mean_if_all(lambda run: run.rounds_to(target))
+        return mean_or_none(self._all_values(lambda run: run.rounds_to(target)))
 
     def mean_final(self, number: Callable[[RunPoint], float | None]) -> float | None:
         """Return the mean over seeds of a number of the final point; None if a seed has none."""
-        return self._mean_if_all(lambda run: number(run.final) if run.final else None)
+        return mean_or_none(self._all_finals(number))
 
-    def _mean_if_all(self, number: Callable[[RecordedRun], float | None]) -> float | None:
-        """Return a mean over seeds; None if a seed has no value: means of others do not compare."""
+    def _all_finals(self, number: Callable[[RunPoint], float | None]) -> list[float] | None:
+        """Return a number of every seed's final point; None if a seed has none."""
+
+        def final_number(run: RecordedRun) -> float | None:
+            if run.final is None:
+                return None
+            return number(run.final)
+
+        return self._all_values(final_number)
+
+    def _all_values(self, number: Callable[[RecordedRun], float | None]) -> list[float] | None:
+        """Return a number of every seed.
+
+        None if a seed has none: means over other seeds do not compare.
+        """
         values: list[float] = []
         for run in self.runs:
             value = number(run)
             if value is None:
                 return None
             values.append(value)
-        return fmean(values)
+        return values
 
     @property
     def by_seed(self) -> dict[int, RecordedRun]:
@@ -167,11 +196,36 @@ class ComparisonRow:
             return _have_same_data(self.runs[0], row.runs[0])
         return all(_have_same_data(own_runs[seed], their_runs[seed]) for seed in common_seeds)
 
+    def within(self, budget: Budget, limits: Mapping[int, float]) -> "ComparisonRow":
+        """Return the row with a limit on the budget of each seed."""
+        limited = [run.within(budget, limits.get(run.seed)) for run in self.runs]
+        return replace(self, runs=limited)
+
     def difference_to(self, reference: "ComparisonRow") -> Difference | None:
         """Return the paired difference to a row; None if their peers or data are not the same."""
         if not self.has_data_of(reference):
             return None
         return paired_difference(self.peer_scores, reference.peer_scores)
+
+
+def labels_of(rows: Iterable[ComparisonRow]) -> list[str]:
+    """Return the labels of rows."""
+    return [row.label for row in rows]
+
+
+def connections_by_label(rows: Iterable[ComparisonRow]) -> dict[str, int]:
+    """Return how many models a node receives in a round at most, by the label of each row."""
+    return {row.label: row.connections for row in rows}
+
+
+def flops_by_label(rows: Iterable[ComparisonRow]) -> dict[str, str]:
+    """Return whether FLOPs are counted or saved, by the label of each row."""
+    return {row.label: row.flops_kind for row in rows}
+
+
+def most_seeds(rows: Iterable[ComparisonRow]) -> int:
+    """Return the number of seeds of the row with the most."""
+    return max(len(row.runs) for row in rows)
 
 
 def _have_same_data(run: RecordedRun, reference: RecordedRun) -> bool:
@@ -204,7 +258,26 @@ class Comparison:
     @property
     def most_seeds(self) -> int:
         """The number of seeds of the row with the most."""
-        return max(len(row.runs) for row in self.rows)
+        return most_seeds(self.rows)
+
+    @property
+    def equal_rounds(self) -> int | None:
+        """The number of rounds if all rows have the same, else None."""
+        rounds = self.rows[0].rounds
+        for row in self.rows:
+            if row.rounds != rounds:
+                return None
+        return rounds
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether a row has no score."""
+        return any(row.score is None for row in self.rows)
+
+    @property
+    def has_seconds(self) -> bool:
+        """Whether a row has measured how long a peer computes."""
+        return any(row.seconds_per_peer is not None for row in self.rows)
 
     @cached_property
     def extras(self) -> list[str]:
@@ -229,14 +302,14 @@ class Comparison:
     @property
     def limit(self) -> float | None:
         """The budget, mean over seeds."""
-        return fmean(self.limits.values()) if self.limits else None
+        return mean_or_none(self.limits.values())
 
     def is_best(self, row: ComparisonRow) -> bool:
         """Whether the row has the best mean score, as it is printed, of several on its data."""
         rivals = self._with_same_data[row.label]
-        scores = [rival.score for rival in rivals if rival.score is not None]
         if row.score is None or len(rivals) == 1:
             return False
+        scores = [rival.score for rival in rivals if rival.score is not None]
         return self.measure.text(row.score) == self.measure.text(self.measure.best(scores))
 
     @cached_property
@@ -247,8 +320,7 @@ class Comparison:
         """
         references = {}
         for label, rivals in self._with_same_data.items():
-            named = (rival for rival in rivals if rival.is_named(self.against))
-            references[label] = next(named, rivals[0])
+            references[label] = _first_named(rivals, self.against)
         return references
 
     @cached_property
@@ -268,8 +340,10 @@ class Comparison:
     @property
     def reference_labels(self) -> list[str]:
         """The labels of the rows that others are compared with: one for each data set and split."""
-        labels = (self.references[label].label for label in self.differences)
-        return list(dict.fromkeys(labels))
+        labels: dict[str, None] = {}
+        for label in self.differences:
+            labels[self.references[label].label] = None
+        return list(labels)
 
     @cached_property
     def _with_same_data(self) -> dict[str, list[ComparisonRow]]:
@@ -334,14 +408,18 @@ def _limited(row: ComparisonRow, rows: Sequence[ComparisonRow], budget: Budget) 
     """
     if budget is Budget.ROUNDS:
         return row
-    limits: dict[int, float] = {}
-    for rival in _with_data_of(row, rows):
-        for run in rival.runs:
+    return row.within(budget, smallest_totals(_with_data_of(row, rows), budget))
+
+
+def smallest_totals(rows: Iterable[ComparisonRow], budget: Budget) -> dict[int, float]:
+    """Return, by seed, the smallest total of the runs that spend anything of a budget."""
+    totals: dict[int, float] = {}
+    for row in rows:
+        for run in row.runs:
             total = run.points[-1].spent(budget)
             if total > 0:
-                limits[run.seed] = min(total, limits.get(run.seed, total))
-    limited = [run.within(budget, limits.get(run.seed)) for run in row.runs]
-    return replace(row, runs=limited)
+                totals[run.seed] = min(total, totals.get(run.seed, total))
+    return totals
 
 
 def _with_data_of(row: ComparisonRow, rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:
@@ -350,9 +428,19 @@ def _with_data_of(row: ComparisonRow, rows: Iterable[ComparisonRow]) -> list[Com
     Only the row itself if its data are unknown and may be those of different rows.
     """
     rivals = [rival for rival in rows if rival.has_data_of(row)]
-    known = next((rival for rival in rivals if rival is not row), row)
-    unambiguous = all(rival.has_data_of(known) for rival in rivals)
-    return rivals if unambiguous else [row]
+    for rival in rivals:
+        if rival is not row:
+            unambiguous = all(map(rival.has_data_of, rivals))
+            return rivals if unambiguous else [row]
+    return rivals
+
+
+def _first_named(rows: Sequence[ComparisonRow], names: Mapping[str, str]) -> ComparisonRow:
+    """Return the first row with these names; the first of all if none has them."""
+    for row in rows:
+        if row.is_named(names):
+            return row
+    return rows[0]
 
 
 @dataclass(frozen=True)
@@ -375,19 +463,26 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> MeanCurve:
     means: list[float] = []
     stds: list[float] = []
     for samples in zip(*seeds, strict=False):
-        measured = [sample for sample in samples if sample is not None]
-        if len(measured) == len(samples):
-            values = [y for _, y in measured]
-            xs.append(fmean(x for x, _ in measured))
-            means.append(fmean(values))
-            stds.append(stdev(values) if len(values) > 1 else 0.0)
+        measured = list(filter(None, samples))
+        if len(measured) < len(samples):
+            continue
+        x_values, y_values = zip(*measured, strict=True)
+        xs.append(fmean(x_values))
+        means.append(fmean(y_values))
+        stds.append(stdev(y_values) if len(y_values) > 1 else 0.0)
     return MeanCurve(xs, means, stds)
 
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> MeanCurve:
     """Return cost and mean score at every round that all seeds evaluated."""
 
-    def sample(point: RunPoint) -> Sample:
-        return None if point.score is None else (point.spent(budget), point.score)
-
-    return mean_over_seeds([list(map(sample, run.points)) for run in row.runs])
+    seeds = []
+    for run in row.runs:
+        samples: list[Sample] = []
+        for point in run.points:
+            if point.score is None:
+                samples.append(None)
+            else:
+                samples.append((point.spent(budget), point.score))
+        seeds.append(samples)
+    return mean_over_seeds(seeds)

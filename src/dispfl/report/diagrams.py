@@ -20,6 +20,8 @@ GRAPH_RADIUS = 186.0
 CENTRE = (GRAPH_WIDTH / 2, GRAPH_WIDTH / 2)
 MAX_ARROWS = 120
 """The arrow heads of more links would overlap."""
+STEPS = (1, 2, 5, 10, 25, 50, 100)
+"""Where all names do not fit, every second, fifth, ... is shown."""
 MAX_LISTED = 12
 """Number of neighbours that a tooltip lists."""
 
@@ -92,7 +94,7 @@ class HeatMap:
         return element("path", d=path, class_="cell", style=f"--intensity:{level / LEVELS:g}")
 
     def _class_numbers(self) -> Iterable[Markup]:
-        every = next(step for step in (1, 2, 5, 10) if step * self.cell_height >= 15)
+        every = _first_step(15 / self.cell_height)
         for row in range(0, self.classes, every):
             y = self.top(row + 0.5)
             yield element("text", str(row), class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em")
@@ -132,7 +134,10 @@ def peer_graph(
     for peer, senders in neighbours.items():
         for sender in senders:
             receivers[sender].append(peer)
-            (highlighted if peer == example else links).append((sender, peer))
+            if peer == example:
+                highlighted.append((sender, peer))
+            else:
+                links.append((sender, peer))
 
     positions = circle_positions(roster)
     count = len(links) + len(highlighted)
@@ -146,8 +151,10 @@ def peer_graph(
     for peer in roster:
         senders = _first_few(neighbours.get(peer, []))
         state = f"receives from {senders}; sends to {_first_few(receivers[peer])}"
-        mark = "highlighted" if peer == example else ""
-        if peer in offline:
+        mark = ""
+        if peer == example:
+            mark = "highlighted"
+        elif peer in offline:
             state = "offline"
             mark = "offline"
         drawn.append(_node(positions[peer], f"peer {peer}: {state}", mark, len(roster)))
@@ -163,15 +170,16 @@ def server_star(
     nodes = []
     for peer in roster:
         spoke = f"M{point(*CENTRE)}L{point(*positions[peer])}"
-        participated = cohort is not None and peer in cohort
-        if participated:
+        tooltip = f"peer {peer}"
+        mark = ""
+        if cohort and peer in cohort:
             highlighted += spoke
+            tooltip += ": participated in the last round"
+            mark = "highlighted"
         else:
             spokes += spoke
-        tooltip = f"peer {peer}"
-        if cohort is not None:
-            tooltip += f": {'participated' if participated else 'idle'} in the last round"
-        mark = "highlighted" if participated else ""
+            if cohort:
+                tooltip += ": idle in the last round"
         nodes.append(_node(positions[peer], tooltip, mark, len(roster)))
 
     x, y = CENTRE
@@ -216,7 +224,10 @@ def circle_positions(roster: Sequence[str], radius: float = GRAPH_RADIUS) -> dic
 
 
 def _links(links: Sequence[Link], positions: Mapping[str, Position], arrows: bool) -> str:
-    return "".join(_link(positions[sender], positions[peer], arrows) for sender, peer in links)
+    path = ""
+    for sender, receiver in links:
+        path += _link(positions[sender], positions[receiver], arrows)
+    return path
 
 
 def _link(start: Position, end: Position, arrow: bool) -> str:
@@ -243,12 +254,19 @@ def _node(position: Position, tooltip: str, mark: str, peers: int) -> Markup:
 
 def _names(roster: Sequence[str]) -> Iterable[Markup]:
     """Yield the names outside the circle; of many peers every second, fifth, ..."""
-    steps = (step for step in (1, 2, 5, 10, 25, 50, 100) if len(roster) <= 32 * step)
-    every = next(steps, 1000)
+    every = _first_step(len(roster) / 32)
     positions = circle_positions(roster, GRAPH_RADIUS + 24)
     for peer in roster[::every]:
         x, y = positions[peer]
         yield element("text", peer, class_="tick name", x=x, y=y, dy="0.32em")
+
+
+def _first_step(least: float) -> int:
+    """Return how many rows or peers there are from one name to the next, if names need room."""
+    for step in STEPS:
+        if step >= least:
+            return step
+    return 1000
 
 
 def _first_few(peers: Sequence[str]) -> str:
@@ -256,4 +274,6 @@ def _first_few(peers: Sequence[str]) -> str:
         return "none"
     listed = ", ".join(peers[:MAX_LISTED])
     more = len(peers) - MAX_LISTED
-    return f"{listed} and {more} more" if more > 0 else listed
+    if more <= 0:
+        return listed
+    return f"{listed} and {more} more"

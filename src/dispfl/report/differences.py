@@ -44,10 +44,12 @@ class Difference:
         """Return whether the row is ahead, behind or, if the interval contains 0, level."""
         if self.interval is None:
             return Verdict.UNTESTED
-        gains = [measure.gain(bound, 0.0) for bound in self.interval]
-        if min(gains) > 0:
+        low, high = self.interval
+        if low <= 0 <= high:
+            return Verdict.LEVEL
+        if measure.gain(low, 0.0) > 0:
             return Verdict.AHEAD
-        return Verdict.BEHIND if max(gains) < 0 else Verdict.LEVEL
+        return Verdict.BEHIND
 
     def mean_text(self, measure: Measure) -> str:
         """`-0.031`."""
@@ -79,8 +81,10 @@ def paired_difference(row: Scores, reference: Scores) -> Difference | None:
     if not by_seed:
         return None
     pairs = sum(map(len, by_seed))
-    mean = float(np.mean([differences.mean() for differences in by_seed]))
-    interval = _interval(by_seed) if pairs >= MIN_PAIRS else None
+    mean = float(np.mean(list(map(np.mean, by_seed))))
+    interval = None
+    if pairs >= MIN_PAIRS:
+        interval = _interval(by_seed)
     return Difference(mean, interval, pairs, len(by_seed))
 
 
@@ -108,15 +112,21 @@ def _interval(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def paired_over(differences: Mapping[str, Difference]) -> str:
     """Say what the differences are taken over, and what ahead, behind and level mean."""
-    peers = number_range([difference.peers for difference in differences.values()])
-    seeds = number_range([difference.seeds for difference in differences.values()])
-    over = f"{peers} pairs of peers"
-    if seeds != "1":
-        over += f" in {seeds} seeds (seeds, then their peers, resampled)"
+    peers = []
+    seeds = []
+    untested = False
+    for difference in differences.values():
+        peers.append(difference.peers)
+        seeds.append(difference.seeds)
+        untested |= difference.interval is None
+
+    over = f"{number_range(peers)} pairs of peers"
+    if max(seeds) > 1:
+        over += f" in {number_range(seeds)} seeds (seeds, then their peers, resampled)"
     sentence = (
         f"paired difference over {over}, with its 95 % bootstrap interval; ahead or behind where"
         " that excludes 0, otherwise level"
     )
-    if any(difference.interval is None for difference in differences.values()):
+    if untested:
         sentence += f"; untested: fewer than {MIN_PAIRS} pairs"
     return f"{sentence}."

@@ -50,7 +50,9 @@ class Block:
 def css_class(row: ComparisonRow) -> str:
     """Return the classes for a row's colour and, after the ninth, another dash pattern."""
     colour = f"s{row.position % COLOURS}"
-    return f"{colour} repeated" if row.position >= COLOURS else colour
+    if row.position < COLOURS:
+        return colour
+    return f"{colour} repeated"
 
 
 @dataclass(frozen=True)

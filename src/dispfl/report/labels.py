@@ -30,6 +30,8 @@ IGNORED_KEYS = {
 DATA_TABLES = ("data.", "partition.")
 DATA_KEYS = {"peers", "unseen_peers", "samples", "metric", "made_in_python"}
 """Keys outside of tables that say which peers, data and metrics a run has."""
+NOT_SET = "not set"
+"""The text of a setting that a config does not have, where others have it."""
 COUNTED = "counted"
 SAVED = "saved"
 MAX_NAMED = 3
@@ -41,12 +43,17 @@ def flops_kind(config: Mapping[str, Any]) -> str:
 
     They are saved where peers train small networks, and counted where dense kernels do the work.
     """
-    return SAVED if config["method"].get("structure") == "channels" else COUNTED
+    if config["method"].get("structure") == "channels":
+        return SAVED
+    return COUNTED
 
 
 def flops_note(kinds: Mapping[str, str]) -> str:
     """Say which rows' FLOPs are counted and which are saved; `kinds` are by label."""
-    saved = [label for label, kind in kinds.items() if kind == SAVED]
+    saved = []
+    for label, kind in kinds.items():
+        if kind == SAVED:
+            saved.append(label)
     if not saved:
         return "FLOPs are counted: the kernels are dense."
     reason = "peers train small networks that compute only these"
@@ -110,28 +117,33 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def format_setting(value: Any) -> str:
     """Return a config value as short text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return "/".join(map(format_setting, value))
-    if isinstance(value, float):
-        return str(value).removesuffix(".0")
+    match value:
+        case True:
+            return "yes"
+        case False:
+            return "no"
+        case list():
+            return "/".join(map(format_setting, value))
+        case float():
+            return str(value).removesuffix(".0")
     return str(value)
 
 
 def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the label of each config: `Dis-PFL`, `Dis-PFL (channels, density 0.2)`.
 
-    Configs of the same method and kind of mask are told apart by the settings in which they differ.
-    Configs that differ in their seed alone have the same label.
+    Configs of the same method and kind of mask are distinguished by the settings in which they
+    differ. Configs that differ in their seed alone have the same label.
     """
-    all_settings = [flat_settings(config) for config in configs]
+    all_settings = list(map(flat_settings, configs))
     rivals: dict[tuple[str, bool], list[dict[str, str]]] = {}
     for settings in all_settings:
         family = rivals.setdefault(_family(settings), [])
         if settings not in family:
             family.append(settings)
-    distinguishing = {family: _distinguishing_keys(rows) for family, rows in rivals.items()}
+    distinguishing = {}
+    for method, rows in rivals.items():
+        distinguishing[method] = _distinguishing_keys(rows)
 
     labels: list[str] = []
     owners: dict[str, dict[str, str]] = {}
@@ -146,11 +158,15 @@ def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _label(settings: Mapping[str, str], distinguishing_keys: Sequence[str]) -> str:
     name, channels = _family(settings)
-    details = ["channels"] if channels else []
+    details = []
+    if channels:
+        details.append("channels")
     for key in distinguishing_keys:
-        details.append(_short(key, settings.get(key, "not set")))
+        details.append(_short(key, settings.get(key, NOT_SET)))
     label = METHOD_LABELS.get(name, name)
-    return f"{label} ({', '.join(details)})" if details else label
+    if not details:
+        return label
+    return f"{label} ({', '.join(details)})"
 
 
 def _family(settings: Mapping[str, str]) -> tuple[str, bool]:
@@ -164,16 +180,18 @@ def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
     Keys that all rows have and with many values are preferred.
     """
 
+    all_keys = set[str]().union(*rows)
+    common_keys = all_keys.intersection(*rows)
+
     def distinct(keys: Sequence[str]) -> int:
-        return len({tuple(row.get(key) for key in keys) for row in rows})
+        combinations = set()
+        for row in rows:
+            combinations.add(tuple(map(row.get, keys)))
+        return len(combinations)
 
     def preference(key: str) -> tuple[bool, int, str]:
-        in_all_rows = all(key in row for row in rows)
-        return not in_all_rows, -distinct([key]), key
+        return key not in common_keys, -distinct([key]), key
 
-    all_keys: set[str] = set()
-    for row in rows:
-        all_keys.update(row)
     chosen: list[str] = []
     for key in sorted(all_keys, key=preference):
         if distinct([*chosen, key]) > distinct(chosen):
@@ -184,4 +202,6 @@ def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def _short(key: str, value: str) -> str:
     """`degree 4` for topology.degree, and `ring` for topology.name."""
     field = key.rpartition(".")[2]
-    return value if field == "name" else f"{field} {value}"
+    if field == "name":
+        return value
+    return f"{field} {value}"

@@ -183,12 +183,15 @@ def _settings_of_row(results: ReportResults, row: ComparisonRow) -> dict[str, st
     for key, values in results.differing.items():
         settings[key] = _shortened(values[row.label])
     seeds = join_numbers(run.seed for run in row.runs)
-    settings["seed" if len(row.runs) == 1 else "seeds"] = seeds
+    name = "seed" if len(row.runs) == 1 else "seeds"
+    settings[name] = seeds
     return settings
 
 
 def _shortened(value: str) -> str:
-    return value if len(value) <= MAX_VALUE_LENGTH else f"{value[:MAX_VALUE_LENGTH]}…"
+    if len(value) <= MAX_VALUE_LENGTH:
+        return value
+    return f"{value[:MAX_VALUE_LENGTH]}…"
 
 
 def _run_directories(results: ReportResults, out: Path) -> Details:
@@ -214,7 +217,8 @@ def _versions(run: RecordedRun) -> str:
     versions = run.summary.get("versions")
     if not isinstance(versions, dict):
         return "unknown"
-    shown = [
-        f"{name} {versions[name]}" for name in ("dispfl", "python", "torch") if name in versions
-    ]
+    shown = []
+    for name in ("dispfl", "python", "torch"):
+        if name in versions:
+            shown.append(f"{name} {versions[name]}")
     return ", ".join(shown)

@@ -15,7 +15,7 @@ from dispfl.report.charts import (
     line_chart,
     thin_out,
 )
-from dispfl.report.comparison import ComparisonRow
+from dispfl.report.comparison import ComparisonRow, most_seeds
 from dispfl.report.diagrams import HeatMap
 from dispfl.report.html import (
     Block,
@@ -32,6 +32,7 @@ from dispfl.report.html import (
 from dispfl.report.labels import DATA_TABLES
 from dispfl.report.results import (
     TIE,
+    PeerWins,
     ReportResults,
     count_wins,
     scores_by_density,
@@ -39,7 +40,7 @@ from dispfl.report.results import (
 )
 from dispfl.report.runs import RecordedRun
 from dispfl.report.wording import UNKNOWN, capitalized, format_seconds, plural
-from dispfl.runs.metrics import byzantine_of, main_scores
+from dispfl.runs.metrics import byzantine_of, main_scores, measured_values
 
 MAX_BARS = 200
 MAX_LISTED = 1000
@@ -66,7 +67,7 @@ def peers_section(results: ReportResults) -> Section:
     for row in evaluated:
         groups += _density_figures(row, measure)
     if len(evaluated) == 1:
-        run = next(run for run in evaluated[0].runs if run.scores)
+        run = evaluated[0].scored_runs[0]
         colour = css_class(evaluated[0])
         first = _sorted_bars(run, measure, colour)
         section.add(Figures([first, *groups, _extremes_by_round(run, measure, colour)]))
@@ -95,13 +96,13 @@ def _sorted_lines(evaluated: Sequence[ComparisonRow], measure: Measure) -> Figur
     """Draw every row's k-th worst score, mean over seeds."""
     curves = []
     for row in evaluated:
-        by_seed = [_worst_first(run, measure).values() for run in row.runs if run.scores]
+        by_seed = [_worst_first(run, measure).values() for run in row.scored_runs]
         curve = Curve(row.label, css_class(row))
         for rank, scores in enumerate(zip(*by_seed, strict=False), start=1):
             curve.add(float(rank), fmean(scores))
         curves.append(curve)
     note = "Each row sorts its own peers"
-    if any(len(row.runs) > 1 for row in evaluated):
+    if most_seeds(evaluated) > 1:
         note += "; mean over seeds"
     chart = line_chart(
         curves,
@@ -135,7 +136,7 @@ def _extremes_by_round(run: RecordedRun, measure: Measure, colour: str) -> Figur
     for record in run.records:
         scores = main_scores(record)
         if scores:
-            values = [score for score in scores["per_peer"] if score is not None]
+            values = measured_values(scores)
             number = record["round"] + 1.0
             best.add(number, measure.best(values))
             middle.add(number, median(values))
@@ -157,9 +158,15 @@ class WinBar:
 
     label: str
     css_class: str
-    won: float
-    tied: float
-    text: str
+    count: PeerWins
+
+    @property
+    def won(self) -> float:
+        return self.count.wins / self.count.peers
+
+    @property
+    def tied(self) -> float:
+        return self.count.ties / self.count.peers
 
 
 @dataclass
@@ -177,10 +184,7 @@ def _wins_figure(results: ReportResults) -> Iterator[Figure]:
         return
     block = WinBars()
     for row in results.rows:
-        count = counts[row.label]
-        text = f"{count.wins} + {count.ties} tied" if count.ties else f"{count.wins}"
-        won, tied = count.wins / count.peers, count.ties / count.peers
-        block.bars.append(WinBar(row.label, css_class(row), won, tied, text))
+        block.bars.append(WinBar(row.label, css_class(row), counts[row.label]))
     over = plural(counts[results.rows[0].label].peers, "peer")
     seeds = len(results.common_seeds)
     if seeds > 1:
@@ -194,14 +198,16 @@ def _difference_figures(results: ReportResults) -> Iterator[Figure]:
     if not results.comparable:
         return
     leader, *rivals = results.rows
-    by_rival = [(rival, _differences(results, leader, rival)) for rival in rivals]
-    values = [0.0]
-    for _, differences in by_rival:
-        values += [value for value, _ in differences]
-    y_range = (min(values), max(values))
-    for rival, differences in by_rival:
+    lowest = highest = 0.0
+    compared = []
+    for rival in rivals:
+        differences = _differences(results, leader, rival)
         if differences:
-            yield _difference_figure(results, leader, rival, differences, y_range)
+            compared.append((rival, differences))
+            highest = max(highest, differences[0][0])
+            lowest = min(lowest, differences[-1][0])
+    for rival, differences in compared:
+        yield _difference_figure(results, leader, rival, differences, (lowest, highest))
 
 
 def _differences(
@@ -210,11 +216,14 @@ def _differences(
     """Return the difference and the name of each peer, the largest first."""
     differences = []
     for seed in results.common_seeds:
-        suffix = f", seed {seed}" if len(results.common_seeds) > 1 else ""
         rival_scores = rival.by_seed[seed].scores
         for peer, score in leader.by_seed[seed].scores.items():
-            if peer in rival_scores:
-                differences.append((score - rival_scores[peer], f"peer {peer}{suffix}"))
+            if peer not in rival_scores:
+                continue
+            name = f"peer {peer}"
+            if len(results.common_seeds) > 1:
+                name += f", seed {seed}"
+            differences.append((score - rival_scores[peer], name))
     return sorted(differences, reverse=True)
 
 
@@ -270,10 +279,13 @@ def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
 
     densities = list((row.runs[0].densities or {}).values())
     scores = scores_by_density(row)
-    seconds = {density: fmean(values) for density, values in seconds_by_density(row).items()}
-    densest = seconds[max(seconds)]
-    for density, mean_seconds in seconds.items():
-        ratio = f"{mean_seconds / densest:.2f}" if densest else UNKNOWN
+    seconds = seconds_by_density(row)
+    densest = fmean(seconds[max(seconds)])
+    for density, peer_seconds in seconds.items():
+        mean_seconds = fmean(peer_seconds)
+        ratio = UNKNOWN
+        if densest:
+            ratio = f"{mean_seconds / densest:.2f}"
         table.rows.append(
             [
                 f"{density:g}",
@@ -292,25 +304,34 @@ def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
 
 def _all_scores(evaluated: Sequence[ComparisonRow], measure: Measure) -> Details:
     """Return a collapsed table of all scores."""
-    peers: dict[tuple[int, str], None] = {}
     headings = [Heading("Peer")]
+    peers: dict[tuple[int, str], None] = {}
+    seeds = set()
     for row in evaluated:
         headings.append(Heading(row.label, "number"))
         for run in row.runs:
-            peers |= dict.fromkeys((run.seed, peer) for peer in run.roster)
+            seeds.add(run.seed)
+            for peer in run.roster:
+                peers[run.seed, peer] = None
 
     caption = "Scores of all peers"
     if len(peers) > MAX_LISTED:
         caption += f", the first {MAX_LISTED} of {len(peers)}"
     table = HtmlTable(caption, headings)
-    several_seeds = len({seed for seed, _ in peers}) > 1
     for seed, peer in list(peers)[:MAX_LISTED]:
-        cells = [f"{peer} (seed {seed})" if several_seeds else peer]
-        for row in evaluated:
-            scores = row.by_seed[seed].scores if seed in row.by_seed else {}
-            cells.append(measure.text(scores.get(peer)))
-        table.rows.append(cells)
+        name = peer
+        if len(seeds) > 1:
+            name += f" (seed {seed})"
+        scores = [_score_of(row, seed, peer) for row in evaluated]
+        table.rows.append([name, *map(measure.text, scores)])
     return Details("All scores as a table", table)
+
+
+def _score_of(row: ComparisonRow, seed: int, peer: str) -> float | None:
+    run = row.by_seed.get(seed)
+    if run is None:
+        return None
+    return run.scores.get(peer)
 
 
 # Senders: how far received models were from the receivers' own, under a robust rule
@@ -344,7 +365,9 @@ class Senders:
     @property
     def cells(self) -> list[str]:
         """The mean distance and how often they were far."""
-        distance = f"{self.total_distance / self.measured:.3g}" if self.measured else UNKNOWN
+        distance = UNKNOWN
+        if self.measured:
+            distance = f"{self.total_distance / self.measured:.3g}"
         return [distance, f"{self.far_share:.0%}"]
 
 
@@ -365,15 +388,17 @@ def senders_of(run: RecordedRun) -> list[Sender]:
     byzantine = byzantine_of(run.config)
     senders: dict[str, Sender] = {}
     for record in run.records:
-        for name, seen in record.get("senders", {}).items():
+        for name, reception in record.get("senders", {}).items():
             if name not in senders:
                 senders[name] = Sender(1, name=name, seed=run.seed, byzantine=name in byzantine)
             sender = senders[name]
-            sender.received += seen["received"]
-            sender.far += seen["far"]
-            if seen["distance"] is not None:
-                sender.measured += seen["received"]
-                sender.total_distance += seen["distance"] * seen["received"]
+            received = reception["received"]
+            distance = reception["distance"]
+            sender.received += received
+            sender.far += reception["far"]
+            if distance is not None:
+                sender.measured += received
+                sender.total_distance += distance * received
     return [senders[name] for name in sorted(senders)]
 
 
@@ -391,8 +416,8 @@ def sender_blocks(results: ReportResults) -> list[Block]:
         for run in row.runs:
             senders += senders_of(run)
         if senders:
-            for kind, group in _sender_groups(senders).items():
-                table.rows.append([row.label, kind, str(group.count), *group.cells])
+            for group_name, group in _sender_groups(senders).items():
+                table.rows.append([row.label, group_name, str(group.count), *group.cells])
             lists.append(_most_often_far(row, senders))
     if not lists:
         return []
@@ -406,14 +431,18 @@ def sender_blocks(results: ReportResults) -> list[Block]:
 
 def _sender_groups(senders: Sequence[Sender]) -> dict[str, Senders]:
     """Return honest and Byzantine senders; all together if there is no attack."""
-    attacked = any(sender.byzantine for sender in senders)
-    honest = "honest" if attacked else "all"
-    groups: dict[str, Senders] = {}
-    for byzantine, kind in ((False, honest), (True, "Byzantine")):
-        for sender in senders:
-            if sender.byzantine == byzantine:
-                groups.setdefault(kind, Senders()).add(sender)
-    return groups
+    honest = Senders()
+    byzantine = Senders()
+    for sender in senders:
+        if sender.byzantine:
+            byzantine.add(sender)
+        else:
+            honest.add(sender)
+    if not byzantine.count:
+        return {"all": honest}
+    if not honest.count:
+        return {"Byzantine": byzantine}
+    return {"honest": honest, "Byzantine": byzantine}
 
 
 def _most_often_far(row: ComparisonRow, senders: Sequence[Sender]) -> Details:
@@ -421,9 +450,11 @@ def _most_often_far(row: ComparisonRow, senders: Sequence[Sender]) -> Details:
     table = HtmlTable(title, _sender_headings("Peer", "", "Received"))
     ranked = sorted(senders, key=lambda sender: (-sender.far_share, sender.seed, sender.name))
     for sender in ranked[:MAX_SENDERS]:
-        name = f"{sender.name} (seed {sender.seed})" if len(row.runs) > 1 else sender.name
-        kind = "Byzantine" if sender.byzantine else ""
-        table.rows.append([name, kind, str(sender.received), *sender.cells])
+        name = sender.name
+        if len(row.runs) > 1:
+            name += f" (seed {sender.seed})"
+        role = "Byzantine" if sender.byzantine else ""
+        table.rows.append([name, role, str(sender.received), *sender.cells])
     return Details(title, table)
 
 
@@ -464,11 +495,15 @@ def _label_maps(run: RecordedRun) -> Iterator[Block]:
     """Yield a remark and the maps of a run's split."""
     counts = run.label_counts()
     if counts is None:
-        reason = ", because the federation was made in Python with its own data"
-        yield Remark(f"No split was saved{reason if run.made_in_python else ' with the run'}.")
+        remark = "No split was saved with the run."
+        if run.made_in_python:
+            remark = (
+                "No split was saved, because the federation was made in Python with its own data."
+            )
+        yield Remark(remark)
         return
     shown = counts[:MAX_MAPPED_PEERS]
-    most = max(max(of_peer, default=0) for of_peer in counts) or 1
+    most = max(map(max, counts)) or 1
     yield Remark(" ".join(_labels_note(run, counts, len(shown), most)))
     figures = []
     for start in range(0, len(shown), PEERS_PER_MAP):
@@ -506,10 +541,10 @@ def _label_map(
 
 def _labels_tooltip(name: str, counts: Sequence[int]) -> str:
     lines = [f"peer {name}: {plural(sum(counts), 'sample')}"]
-    held = [label for label, count in enumerate(counts) if count]
-    held.sort(key=lambda label: -counts[label])
-    for label in held[:MAX_CLASSES]:
+    classes = [label for label, count in enumerate(counts) if count]
+    classes.sort(key=lambda label: -counts[label])
+    for label in classes[:MAX_CLASSES]:
         lines.append(f"class {label}: {counts[label]}")
-    if len(held) > MAX_CLASSES:
-        lines.append(f"and {len(held) - MAX_CLASSES} more classes")
+    if len(classes) > MAX_CLASSES:
+        lines.append(f"and {len(classes) - MAX_CLASSES} more classes")
     return "\n".join(lines)

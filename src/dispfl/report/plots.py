@@ -14,13 +14,16 @@ from matplotlib.ticker import MaxNLocator
 
 from dispfl.files import write_atomically
 from dispfl.report.comparison import Comparison, MeanCurve, mean_curve
-from dispfl.report.labels import row_labels
-from dispfl.report.runs import Budget, RecordedRun, load_run
+from dispfl.report.runs import Budget, RecordedRun, load_run, run_labels
 from dispfl.runs.metrics import main_scores
 
 MARKER_LIMIT = 40
 """Curves with fewer points have markers."""
 LEGEND_COLUMNS = 3
+COLOURS = 10
+"""Lines after these many repeat the colours, dashed."""
+UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+"""By format, the metadata that leave the time out."""
 X_LABELS = {
     Budget.ROUNDS: "communication round",
     Budget.BYTES: "MB on the wire of the busiest node",
@@ -37,9 +40,8 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    runs = [load_run(path) for path in paths]
-    labels = row_labels([run.config for run in runs])
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+    runs = list(map(load_run, paths))
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         _plot_run(axes, run, label, f"C{number}", with_band=len(runs) == 1)
     _label(axes, Budget.ROUNDS, runs[0].measure.name)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
@@ -77,21 +79,25 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):
         curve = mean_curve(row, comparison.budget)
-        colour = f"C{number % 10}"
-        style = "-" if number < 10 else "--"
+        colour = f"C{number % COLOURS}"
+        style = "-" if number < COLOURS else "--"
         marker = _marker(curve)
         axes.plot(curve.x, curve.mean, style, color=colour, marker=marker, label=row.label)
         _band(axes, curve, colour)
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
     _label(axes, comparison.budget, comparison.measure.name)
-    title = "band: one standard\ndeviation over seeds" if comparison.most_seeds > 1 else None
+    title = None
+    if comparison.most_seeds > 1:
+        title = "band: one standard\ndeviation over seeds"
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
     save_figure(figure, to)
 
 
 def _marker(curve: MeanCurve) -> str:
-    return "." if len(curve.x) < MARKER_LIMIT else ""
+    if len(curve.x) < MARKER_LIMIT:
+        return "."
+    return ""
 
 
 def _band(axes: Axes, curve: MeanCurve, colour: str, label: str | None = None) -> None:
@@ -114,9 +120,9 @@ def _label(axes: Axes, budget: Budget, metric: str) -> None:
 
 def save_figure(figure: Figure, to: Path) -> None:
     """Write a figure in the format of the file's name; the same figure gives the same bytes."""
-    kind = to.suffix.lower().removeprefix(".")
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    image_format = to.suffix.lower().removeprefix(".")
+    undated = UNDATED.get(image_format)
     image = BytesIO()
     with rc_context({"svg.hashsalt": "dispfl", "pdf.fonttype": 42}):  # fonts that publishers accept
-        figure.savefig(image, format=kind, dpi=150, metadata=undated)
+        figure.savefig(image, format=image_format, dpi=150, metadata=undated)
     write_atomically(to, image.getvalue())

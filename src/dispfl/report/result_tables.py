@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,16 @@ from rich.console import Console
 
 from dispfl.core.report import QUANTITIES
 from dispfl.files import is_site, run_folder, write_atomically
-from dispfl.report.comparison import Comparison, ComparisonRow, compare_runs
+from dispfl.report.comparison import (
+    Comparison,
+    ComparisonRow,
+    compare_runs,
+    connections_by_label,
+    flops_by_label,
+)
 from dispfl.report.differences import paired_over
-from dispfl.report.labels import connections_note, flops_note, row_labels
-from dispfl.report.runs import GAP, Budget, RecordedRun, find_runs, load_run
+from dispfl.report.labels import connections_note, flops_note
+from dispfl.report.runs import GAP, Budget, RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import (
     ALWAYS,
     NEEDED,
@@ -30,7 +37,13 @@ from dispfl.report.wording import (
     join_and,
     plural,
 )
-from dispfl.runs.metrics import Metrics, main_scores, measure_of, summarize_rounds
+from dispfl.runs.metrics import (
+    Metrics,
+    main_scores,
+    measure_of,
+    measured_values,
+    summarize_rounds,
+)
 from dispfl.terminal import print_text
 
 VALIDATION = "validation"
@@ -56,18 +69,16 @@ def _columns(comparison: Comparison) -> Iterator[TableColumn]:
     """Yield all columns of the table, from left to right."""
     rows = comparison.rows
     measure = comparison.measure
-    several = comparison.most_seeds > 1
-    show_seconds = any(row.seconds_per_peer is not None for row in rows)
+    spread_priority = 1 if comparison.most_seeds > 1 else 3
 
     def column(
         first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]
     ) -> TableColumn:
         return TableColumn((first, second), list(map(cell, rows)), priority)
 
-    for key in rows[0].name:
-        yield TableColumn((key, ""), [row.name[key] for row in rows], text=True)
+    yield from _name_columns(rows)
     yield _score_column(comparison)
-    yield column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std))
+    yield column("std over", "peers", spread_priority, lambda row: measure.text(row.peer_std))
     if comparison.differences:
         yield from _difference_columns(comparison)
     if comparison.budget is not Budget.ROUNDS:
@@ -76,14 +87,19 @@ def _columns(comparison: Comparison) -> Iterator[TableColumn]:
     yield column("on wire", "MB/round", 6, lambda row: f"{row.wire_mb:.2f}")
     yield _flops_column("per peer", 4, [row.flops_per_peer for row in rows])
     yield _flops_column("all peers", 7, [row.flops_total for row in rows])
-    if show_seconds:
+    if comparison.has_seconds:
         yield column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer))
     for target in comparison.targets:
-        cells = [_rounds_to(row, target) for row in rows]
-        yield TableColumn(("rounds", f"to {target:g}"), cells, 5)
+        yield column("rounds", f"to {target:g}", 5, partial(_rounds_to, target))
     for name in comparison.extras:
         yield _extra_column(comparison, name)
     yield column("time", "s", 2, lambda row: format_number(_final_seconds(row), 1))
+
+
+def _name_columns(rows: Sequence[ComparisonRow]) -> Iterator[TableColumn]:
+    for key in rows[0].name:
+        names = [row.name[key] for row in rows]
+        yield TableColumn((key, ""), names, text=True)
 
 
 def _score_column(comparison: Comparison) -> TableColumn:
@@ -97,26 +113,32 @@ def _score_column(comparison: Comparison) -> TableColumn:
         cells.append(cell)
         if comparison.is_best(row):
             best.add(number)
-    over = "over seeds" if comparison.most_seeds > 1 else ""
-    return TableColumn((measure.name, over), cells, best=frozenset(best))
+    heading = (measure.name, "")
+    if comparison.most_seeds > 1:
+        heading = (measure.name, "over seeds")
+    return TableColumn(heading, cells, best=frozenset(best))
 
 
 def _difference_columns(comparison: Comparison) -> Iterator[TableColumn]:
     """Yield what the test says about each row, and the difference with its interval."""
     labels = comparison.reference_labels
-    short = len(labels) == 1 and len(labels[0]) <= MAX_REFERENCE
+    name = "reference"
+    if len(labels) == 1 and len(labels[0]) <= MAX_REFERENCE:
+        name = labels[0]
+
     verdicts = []
     texts = []
     for row in comparison.rows:
+        verdict = UNKNOWN
+        text = UNKNOWN
         difference = comparison.differences.get(row.label)
         if difference:
-            verdicts.append(str(difference.verdict(comparison.measure)))
-            texts.append(difference.text(comparison.measure))
-        else:
-            is_reference = row.label in labels and not short
-            verdicts.append("reference" if is_reference else UNKNOWN)
-            texts.append(UNKNOWN)
-    name = labels[0] if short else "reference"
+            verdict = str(difference.verdict(comparison.measure))
+            text = difference.text(comparison.measure)
+        elif row.label in labels and name == "reference":
+            verdict = "reference"
+        verdicts.append(verdict)
+        texts.append(text)
     yield TableColumn(("against", name), verdicts, 8)
     yield TableColumn(("difference", f"to {name}"), texts, 5)
 
@@ -129,17 +151,20 @@ def _flops_column(second: str, priority: int, flops: Sequence[float]) -> TableCo
 
 def _extra_column(comparison: Comparison, name: str) -> TableColumn:
     """Return the column of another metric, or of a quantity as it is declared."""
+    cells = []
+    for row in comparison.rows:
+        cells.append(format_number(row.extra(name), 3))
+    if name == GAP:
+        return TableColumn((name, ""), cells, 8)
+
     metric = comparison.measure.name
-    heading = (name, "")
-    priority = 8 if name == GAP else 4
     for quantity in QUANTITIES:
         column = quantity.column
         if column and column.name.format(metric=metric) == name:
             first, second = column.heading
             heading = (first.format(metric=metric), second.format(metric=metric))
-            priority = column.priority
-    cells = [format_number(row.extra(name), 3) for row in comparison.rows]
-    return TableColumn(heading, cells, priority)
+            return TableColumn(heading, cells, column.priority)
+    return TableColumn((name, ""), cells, 4)
 
 
 def _final_round(row: ComparisonRow) -> float | None:
@@ -154,9 +179,11 @@ def _rounds(mean: float | None) -> str:
     return format_number(mean, 1).removesuffix(".0")
 
 
-def _rounds_to(row: ComparisonRow, target: float) -> str:
+def _rounds_to(target: float, row: ComparisonRow) -> str:
     rounds = row.rounds_to(target)
-    return f">{row.rounds}" if rounds is None else _rounds(rounds)
+    if rounds is None:
+        return f">{row.rounds}"
+    return _rounds(rounds)
 
 
 def legend(comparison: Comparison) -> list[str]:
@@ -168,21 +195,21 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     rows = comparison.rows
     metric = comparison.measure.name
     yield _budget_sentence(comparison)
-    if any(row.score is None for row in rows):
+    if comparison.lacks_scores:
         yield f"{UNKNOWN}: no evaluated round within the budget."
     yield _score_sentence(comparison)
     if comparison.differences:
         yield f"Against {_references(comparison)}: {paired_over(comparison.differences)}"
-    connections = connections_note({row.label: row.connections for row in rows})
+    connections = connections_note(connections_by_label(rows))
     if connections:
         yield connections
     yield (
         "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as"
         " sent)."
     )
-    flops = flops_note({row.label: row.flops_kind for row in rows})
+    flops = flops_note(flops_by_label(rows))
     yield f"FLOPs: training per round, of one participating peer and of all peers. {flops}"
-    if any(row.seconds_per_peer is not None for row in rows):
+    if comparison.has_seconds:
         yield (
             "s per peer and round: computing time of a participating peer; time: wall time of all"
             " rounds."
@@ -199,19 +226,25 @@ def _legend(comparison: Comparison) -> Iterator[str]:
         )
     if comparison.targets:
         yield _targets_sentence(comparison)
-    failed = [f"{row.label} {row.failures}" for row in rows if row.failures]
-    if failed:
-        yield f"Failed steps, after which the peer keeps its last valid state: {', '.join(failed)}."
+    failures = []
+    for row in rows:
+        if row.failures:
+            failures.append(f"{row.label} {row.failures}")
+    if failures:
+        counts = ", ".join(failures)
+        yield f"Failed steps, after which the peer keeps its last valid state: {counts}."
 
 
 def _score_sentence(comparison: Comparison) -> str:
     measure = comparison.measure
-    direction = "" if measure.higher_is_better else " (lower is better)"
+    metric = measure.name
+    if not measure.higher_is_better:
+        metric += " (lower is better)"
     seeds = comparison.most_seeds
     spread = "one seed"
     if seeds > 1:
         spread = f"mean ± sample standard deviation over {seeds} seeds"
-    return f"{measure.name}{direction}: mean over peers, each on its own test data; {spread}."
+    return f"{metric}: mean over peers, each on its own test data; {spread}."
 
 
 def _targets_sentence(comparison: Comparison) -> str:
@@ -226,7 +259,9 @@ def _targets_sentence(comparison: Comparison) -> str:
 
 def _references(comparison: Comparison) -> str:
     labels = comparison.reference_labels
-    return labels[0] if len(labels) == 1 else "the reference of the same data"
+    if len(labels) == 1:
+        return labels[0]
+    return "the reference of the same data"
 
 
 def against_sentence(comparison: Comparison) -> str:
@@ -244,16 +279,10 @@ def against_sentence(comparison: Comparison) -> str:
     )
 
 
-def _equal_rounds(comparison: Comparison) -> int | None:
-    """Return the number of rounds if all rows have the same, else None."""
-    rounds = {row.rounds for row in comparison.rows}
-    return rounds.pop() if len(rounds) == 1 else None
-
-
 def _budget_sentence(comparison: Comparison) -> str:
     budget = comparison.budget
     if budget is Budget.ROUNDS:
-        rounds = _equal_rounds(comparison)
+        rounds = comparison.equal_rounds
         if rounds is None:
             return "Compared after each run's last round."
         return f"Compared after {plural(rounds, 'round')}."
@@ -261,8 +290,10 @@ def _budget_sentence(comparison: Comparison) -> str:
         return f"Compared at equal {budget}; no run spends any, so each row shows its last round."
     if comparison.limit is None:
         return f"Compared at equal {budget}: the smallest total of the rows with the same data."
-    mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
-    return f"{_limit_text(budget, comparison.limit)}{mean}."
+    limit = _limit_text(budget, comparison.limit)
+    if len(comparison.limits) > 1:
+        limit += ", mean over seeds"
+    return f"{limit}."
 
 
 def _limit_text(budget: Budget, limit: float) -> str:
@@ -297,7 +328,8 @@ def write_tables(comparison: Comparison, out: Path, name: str = "comparison") ->
 
 def comparison_csv(comparison: Comparison) -> str:
     """Return one line per row, with plain numbers in plain units and empty cells for None."""
-    return csv_text([_row_values(row, comparison) for row in comparison.rows])
+    lines = [_row_values(row, comparison) for row in comparison.rows]
+    return csv_text(lines)
 
 
 def _row_values(row: ComparisonRow, comparison: Comparison) -> dict[str, Any]:
@@ -337,7 +369,7 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     measure = comparison.measure
     limit: float | None = comparison.limit
     if comparison.budget is Budget.ROUNDS:
-        limit = _equal_rounds(comparison)
+        limit = comparison.equal_rounds
     budget = {
         "of": comparison.budget.value,
         "unit": BUDGET_UNITS[comparison.budget],
@@ -368,14 +400,22 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
             "kind": row.flops_kind,
         },
         "seconds_per_peer_round": row.seconds_per_peer,
-        "rounds_to": {f"{target:g}": row.rounds_to(target) for target in targets},
+        "rounds_to": _rounds_to_each(targets, row),
         "seconds": _final_seconds(row),
         "seeds": [_seed_json(run, targets, out) for run in row.runs],
     }
 
 
+def _rounds_to_each(
+    targets: Sequence[float], row: ComparisonRow | RecordedRun
+) -> dict[str, float | None]:
+    return {f"{target:g}": row.rounds_to(target) for target in targets}
+
+
 def _seed_json(run: RecordedRun, targets: Sequence[float], out: Path) -> dict[str, Any]:
-    path = run.path.relative_to(out) if run.path.is_relative_to(out) else run.path
+    path = run.path
+    if path.is_relative_to(out):
+        path = path.relative_to(out)
     final = run.final
     return {
         "seed": run.seed,
@@ -387,7 +427,7 @@ def _seed_json(run: RecordedRun, targets: Sequence[float], out: Path) -> dict[st
         "spent_wire_mb": final and final.wire_mb,
         "spent_flops": final and final.flops,
         "seconds": final and final.seconds,
-        "rounds_to": {f"{target:g}": run.rounds_to(target) for target in targets},
+        "rounds_to": _rounds_to_each(targets, run),
         "failures": len(run.failures),
     }
 
@@ -441,28 +481,42 @@ def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
     return shown
 
 
-def print_results(given: Sequence[Path], console: Console) -> None:
+def print_results(paths: Sequence[Path], console: Console) -> None:
     """Print one row per run, also of all in a folder: scores, traffic, FLOPs and seconds."""
-    names = find_shown(given)
+    names = find_shown(paths)
     runs = [load_run(run_folder(path)) for path in names]
-    labels = row_labels([run.config for run in runs])
-    summaries = [overview(run) for run in runs]
+    labels = run_labels(runs)
+    summaries = list(map(overview, runs))
 
     table = runs_table(labels, summaries, list(names.values()))
     drawn, omitted = table.on_console(console)
     console.print("", drawn, "", sep="\n")
-    metric = join_and(list(dict.fromkeys(summary["metric"] for summary in summaries)))
-    kinds = {label: run.flops_kind for label, run in zip(labels, runs, strict=True)}
-    scores_note = f"{metric}: mean ± std over peers on own test data."
-    print_text(console, f"{scores_note} {flops_note(kinds)}", "dim")
+    print_text(console, _runs_legend(labels, runs, summaries), "dim")
     if omitted:
         print_text(console, omitted_note(omitted, "`dispfl show --json` has all values."), "dim")
 
     for sentence in _comparison_sentences(labels, runs):
         print_text(console, sentence)
     for path, label, summary in zip(names, labels, summaries, strict=True):
-        for note in _notes(label, summary, path if path in given else None):
+        if "unfinished" in summary:
+            print_text(console, f"{label}: {summary['unfinished']}")
+        elif path in paths:
+            print_text(console, f"Run directory: {path}")
+        for note in _notes(summary):
             print_text(console, note)
+
+
+def _runs_legend(
+    labels: Sequence[str], runs: Sequence[RecordedRun], summaries: Sequence[Metrics]
+) -> str:
+    """Return the meaning of scores and FLOPs, in two sentences."""
+    metrics: dict[str, None] = {}
+    kinds: dict[str, str] = {}
+    for label, run, summary in zip(labels, runs, summaries, strict=True):
+        metrics[summary["metric"]] = None
+        kinds[label] = run.flops_kind
+    scores = join_and(list(metrics))
+    return f"{scores}: mean ± std over peers on own test data. {flops_note(kinds)}"
 
 
 def runs_table(
@@ -481,25 +535,26 @@ def _summary_columns(summaries: Sequence[Metrics]) -> Iterator[TableColumn]:
     ) -> TableColumn:
         return TableColumn((first, second), list(map(cell, summaries)), priority)
 
-    main_metrics = {summary["metric"] for summary in summaries}
-    metrics: dict[str, None] = {}
+    priorities: dict[str, int] = {}
     for summary in summaries:
-        metrics |= dict.fromkeys([summary["metric"], *summary["scores"]])
+        for metric in (summary["metric"], *summary["scores"]):
+            priorities.setdefault(metric, 2)
+        priorities[summary["metric"]] = ALWAYS
+    losses = list(map(_test_loss, summaries))
 
     yield column("rounds", "", NEEDED, lambda summary: str(summary["rounds"]))
-    for metric in metrics:
-        cells = [_mean_and_std(summary, metric) for summary in summaries]
-        yield TableColumn((metric, "over peers"), cells, ALWAYS if metric in main_metrics else 2)
+    for metric, priority in priorities.items():
+        yield column(metric, "over peers", priority, partial(_mean_and_std, metric))
     yield column("worst,", "best peer", 3, _worst_and_best)
-    if any(summary.get("test_loss") for summary in summaries):
-        yield column("test", "loss", 1, _test_loss)
+    if set(losses) != {UNKNOWN}:
+        yield TableColumn(("test", "loss"), losses, 1)
     yield column("busiest", "MB/round", NEEDED, lambda summary: _busiest_mb(summary, "paper"))
     yield column("on wire", "MB/round", NEEDED, lambda summary: _busiest_mb(summary, "wire"))
     yield column("GFLOPs/", "peer", NEEDED, _gflops)
     yield column("time", "s", NEEDED, lambda summary: format_short(summary["seconds"], 1))
 
 
-def _mean_and_std(summary: Metrics, metric: str) -> str:
+def _mean_and_std(metric: str, summary: Metrics) -> str:
     scores = summary["scores"].get(metric)
     if not scores:
         return UNKNOWN
@@ -511,13 +566,15 @@ def _worst_and_best(summary: Metrics) -> str:
     if not scores:
         return UNKNOWN
     measure = measure_of([summary])
-    values = [value for value in scores["per_peer"] if value is not None]
+    values = measured_values(scores)
     return f"{measure.worst(values):.2f}, {measure.best(values):.2f}"
 
 
 def _test_loss(summary: Metrics) -> str:
     loss = summary.get("test_loss")
-    return f"{loss['mean']:.3f}" if loss else UNKNOWN
+    if not loss:
+        return UNKNOWN
+    return f"{loss['mean']:.3f}"
 
 
 def _busiest_mb(summary: Metrics, unit: str) -> str:
@@ -536,17 +593,13 @@ def _comparison_sentences(labels: Sequence[str], runs: Sequence[RecordedRun]) ->
     comparison = compare_runs(named_runs)
     sentences = [
         against_sentence(comparison),
-        connections_note({row.label: row.connections for row in comparison.rows}),
+        connections_note(connections_by_label(comparison.rows)),
     ]
     yield from filter(None, sentences)
 
 
-def _notes(label: str, summary: Metrics, path: Path | None) -> Iterator[str]:
-    """Yield what a table does not show of a run; `path` is its directory, if the user named it."""
-    if "unfinished" in summary:
-        yield f"{label}: {summary['unfinished']}"
-    elif path:
-        yield f"Run directory: {path}"
+def _notes(summary: Metrics) -> Iterator[str]:
+    """Yield what a table does not show of a run."""
     for group in summary.get("groups", []):
         yield _group_note(group, summary)
     yield from _scores_on_other_data(summary)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.comparison import Comparison, ComparisonRow, compare_runs
-from dispfl.report.labels import prevents_comparison, row_labels
-from dispfl.report.runs import RecordedRun, read_runs
+from dispfl.report.comparison import Comparison, ComparisonRow, compare_runs, labels_of
+from dispfl.report.labels import NOT_SET, prevents_comparison
+from dispfl.report.runs import RecordedRun, read_runs, run_labels
+from dispfl.report.wording import join_and
 
 TIE = 1e-9
 """Scores are ratios of counts: smaller differences are rounding errors."""
@@ -43,12 +44,17 @@ class ReportResults:
 
     @property
     def labels(self) -> list[str]:
-        return [row.label for row in self.rows]
+        return labels_of(self.rows)
+
+    @property
+    def flops_per_peer(self) -> list[float]:
+        """Training FLOPs of a peer per round, of each row."""
+        return [row.flops_per_peer for row in self.rows]
 
     @property
     def evaluated_rows(self) -> list[ComparisonRow]:
         """The rows with peers that have a score."""
-        return [row for row in self.rows if any(run.scores for run in row.runs)]
+        return [row for row in self.rows if row.scored_runs]
 
     @property
     def several_seeds(self) -> bool:
@@ -65,7 +71,10 @@ class ReportResults:
     @property
     def common_seeds(self) -> list[int]:
         """The seeds that every row has."""
-        return sorted(set.intersection(*(set(row.by_seed) for row in self.rows)))
+        common = set(self.rows[0].by_seed)
+        for row in self.rows:
+            common.intersection_update(row.by_seed)
+        return sorted(common)
 
 
 def read_results(paths: Iterable[Path]) -> ReportResults:
@@ -75,8 +84,13 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
 
 def group_runs(runs: Sequence[RecordedRun]) -> ReportResults:
     """Group runs into rows: those that differ in their seed alone are one."""
-    shown = [run for run in runs if run.records]
-    omitted = [run.path for run in runs if not run.records]
+    shown = []
+    omitted = []
+    for run in runs:
+        if run.records:
+            shown.append(run)
+        else:
+            omitted.append(run.path)
     if not shown:
         raise RunError(f"{runs[0].path} has no finished round to report; run it first.")
 
@@ -97,8 +111,7 @@ def group_runs(runs: Sequence[RecordedRun]) -> ReportResults:
 def _group_by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Return the runs that differ in their seed alone, by their common label."""
     groups: dict[str, list[RecordedRun]] = {}
-    labels = row_labels([run.config for run in runs])
-    for label, run in zip(labels, runs, strict=True):
+    for label, run in zip(run_labels(runs), runs, strict=True):
         groups.setdefault(label, []).append(run)
     for group in groups.values():
         group.sort(key=lambda run: run.seed)
@@ -115,8 +128,12 @@ def _differing_settings(
 
     differing = {}
     for key in sorted(keys):
-        values = {label: group[0].settings.get(key, "not set") for label, group in groups.items()}
-        if not key.startswith("method.") and len(set(values.values())) > 1:
+        if key.startswith("method."):
+            continue
+        values = {}
+        for label, group in groups.items():
+            values[label] = group[0].settings.get(key, NOT_SET)
+        if len(set(values.values())) > 1:
             differing[key] = values
     return differing
 
@@ -126,7 +143,10 @@ def _omit_uncommon_seeds(groups: dict[str, list[RecordedRun]]) -> dict[str, list
 
     Without any common seed all runs stay.
     """
-    common = set.intersection(*({run.seed for run in group} for group in groups.values()))
+    seeds = {}
+    for label, group in groups.items():
+        seeds[label] = [run.seed for run in group]
+    common = set.intersection(*map(set, seeds.values()))
     omitted: dict[str, list[int]] = {}
     if not common:
         return omitted
@@ -144,6 +164,28 @@ def _best_first(comparison: Comparison) -> list[ComparisonRow]:
         return unknown, -comparison.measure.gain(row.score or 0.0, 0.0)
 
     return sorted(comparison.rows, key=rank)
+
+
+def split_by_traffic(
+    rows: Iterable[ComparisonRow],
+) -> tuple[list[ComparisonRow], list[ComparisonRow]]:
+    """Return the rows that send anything, and those that do not."""
+    sending = []
+    silent = []
+    for row in rows:
+        if row.wire_mb:
+            sending.append(row)
+        else:
+            silent.append(row)
+    return sending, silent
+
+
+def silence_note(silent: Sequence[ComparisonRow], link: str = "") -> str:
+    """`Local sends nothing`, or `Local and Ours send nothing`; `link` precedes the verb."""
+    labels = join_and(labels_of(silent))
+    if len(silent) == 1:
+        return f"{labels}{link} sends nothing"
+    return f"{labels}{link} send nothing"
 
 
 def scores_by_density(row: ComparisonRow) -> dict[float, list[float]]:
@@ -192,16 +234,25 @@ def count_wins(results: ReportResults) -> dict[str, PeerWins]:
         return {}
     counts = {label: PeerWins() for label in results.labels}
     for peer, scores in all_scores:
-        best_score = results.measure.best(scores.values())
-        best = [label for label, score in scores.items() if abs(score - best_score) <= TIE]
+        winners = _winners(scores, results.measure)
         for label, count in counts.items():
-            if label not in best:
+            if label not in winners:
                 count.losses.append(peer)
-            elif len(best) == 1:
+            elif len(winners) == 1:
                 count.wins += 1
             else:
                 count.ties += 1
     return counts
+
+
+def _winners(scores: Mapping[str, float], measure: Measure) -> list[str]:
+    """Return the labels of the rows with a peer's best score."""
+    best_score = measure.best(scores.values())
+    winners = []
+    for label, score in scores.items():
+        if abs(score - best_score) <= TIE:
+            winners.append(label)
+    return winners
 
 
 def _scores_of_common_peers(results: ReportResults) -> list[tuple[str, dict[str, float]]]:
@@ -210,9 +261,12 @@ def _scores_of_common_peers(results: ReportResults) -> list[tuple[str, dict[str,
         return []
     common = []
     for seed in results.common_seeds:
-        runs = {row.label: row.by_seed[seed] for row in results.rows}
-        for peer in runs[results.rows[0].label].roster:
-            scores = {label: run.scores[peer] for label, run in runs.items() if peer in run.scores}
-            if len(scores) == len(runs):
+        for peer in results.rows[0].by_seed[seed].roster:
+            scores = {}
+            for row in results.rows:
+                run = row.by_seed[seed]
+                if peer in run.scores:
+                    scores[row.label] = run.scores[peer]
+            if len(scores) == len(results.rows):
                 common.append((peer, scores))
     return common

@@ -14,7 +14,7 @@ from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.metric import Measure
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
-from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison
+from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
 from dispfl.runs.metrics import (
     last_scores,
@@ -107,7 +107,8 @@ def _extras(record: Record) -> dict[str, float]:
         if quantity.column and values:
             extras[quantity.column.name.format(metric=metric)] = values["mean"]
 
-    trained, tested = record.get("train_score"), main_scores(record)
+    trained = record.get("train_score")
+    tested = main_scores(record)
     if trained and tested:
         extras[GAP] = measure_of([record]).gain(trained["mean"], tested["mean"])
     return extras
@@ -122,7 +123,7 @@ def _mean_seconds(record: Record) -> float:
     if not measured:
         return 0.0
     per_peer = measured["per_peer"]
-    return float(sum(seconds or 0.0 for seconds in per_peer) / len(per_peer))
+    return float(sum(filter(None, per_peer)) / len(per_peer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +176,9 @@ class RecordedRun:
 
         None with Byzantine peers, whose data may be poisoned.
         """
-        return None if self.config.get("byzantine") else self.config.get("data_sha256")
+        if self.config.get("byzantine"):
+            return None
+        return self.config.get("data_sha256")
 
     @cached_property
     def measure(self) -> Measure:
@@ -195,7 +198,9 @@ class RecordedRun:
     @cached_property
     def final(self) -> RunPoint | None:
         """The last evaluated round within the budget; None if there is none."""
-        limit = inf if self.limit is None else self.limit * (1 + ROUNDING)
+        limit = inf
+        if self.limit is not None:
+            limit = self.limit * (1 + ROUNDING)
         for point in reversed(self.points):
             if point.score is not None and point.spent(self.budget) <= limit:
                 return point
@@ -216,7 +221,9 @@ class RecordedRun:
     def scores(self) -> dict[str, float]:
         """Each peer's score in the last evaluated round; peers without a score are omitted."""
         values = last_scores(self.records)
-        return self._by_peer(values["per_peer"]) if values else {}
+        if values is None:
+            return {}
+        return self._by_peer(values["per_peer"])
 
     @cached_property
     def peer_seconds(self) -> dict[str, float]:
@@ -332,7 +339,12 @@ def read_run(path: Path) -> RecordedRun:
 
 def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
     """Read all run directories among these paths and in folders among them."""
-    return [read_run(path) for path in find_runs(paths)]
+    return list(map(read_run, find_runs(paths)))
+
+
+def run_labels(runs: Iterable[RecordedRun]) -> list[str]:
+    """Return the label of each run, by which it differs from the others."""
+    return row_labels([run.config for run in runs])
 
 
 def _check_config(file: Path, config: Mapping[str, Any]) -> None:
@@ -393,4 +405,6 @@ def relative_to_page(page: Path, path: Path) -> str:
     Both can be moved then, and no home directory is shown.
     """
     relative = os.path.relpath(path.resolve(), page.resolve().parent)
-    return path.resolve().name if relative == "." else relative
+    if relative == ".":
+        return path.resolve().name
+    return relative

@@ -16,8 +16,13 @@ from dispfl.report.charts import Bar, Curve, bar_chart, line_chart, thin_out
 from dispfl.report.comparison import (
     ComparisonRow,
     Sample,
+    connections_by_label,
+    flops_by_label,
+    labels_of,
     mean_curve,
     mean_over_seeds,
+    most_seeds,
+    smallest_totals,
 )
 from dispfl.report.diagrams import peer_graph, range_bar, server_star
 from dispfl.report.differences import Difference, paired_over
@@ -35,7 +40,7 @@ from dispfl.report.html import (
     css_class,
 )
 from dispfl.report.labels import connections_note, flops_note
-from dispfl.report.results import ReportResults
+from dispfl.report.results import ReportResults, silence_note, split_by_traffic
 from dispfl.report.runs import Budget, RecordedRun
 from dispfl.report.wording import (
     UNKNOWN,
@@ -48,7 +53,7 @@ from dispfl.report.wording import (
     number_range,
     plural,
 )
-from dispfl.runs.metrics import last, main_scores
+from dispfl.runs.metrics import last, main_scores, measured_values
 from dispfl.topology import Topology
 
 MAX_BARS = 200
@@ -82,7 +87,7 @@ class RangeCell(Block):
 def results_section(results: ReportResults) -> Section:
     """Return a table with the score and the costs of every row, best first."""
     measure = results.measure
-    scale, unit = flops_unit_of_largest(row.flops_per_peer for row in results.rows)
+    scale, unit = flops_unit_of_largest(results.flops_per_peer)
     caption = f"{capitalized(measure.name)} and costs"
     if len(results.rows) > 1:
         caption += ", best first"
@@ -100,11 +105,12 @@ def results_section(results: ReportResults) -> Section:
 
 
 def _result_headings(results: ReportResults, flops_unit: str) -> Iterator[Heading]:
-    metric = capitalized(results.measure.name)
+    score = capitalized(results.measure.name)
+    if results.several_seeds:
+        score += " ± std over seeds"
     references = results.comparison.reference_labels
     yield Heading("Method")
-    spread = " ± std over seeds" if results.several_seeds else ""
-    yield Heading(f"{metric}{spread}", "number score")
+    yield Heading(score, "number score")
     if len(references) == 1:
         yield Heading(f"Difference to {references[0]}", "number difference")
     elif references:
@@ -133,8 +139,10 @@ def _result_cells(results: ReportResults, row: ComparisonRow, flops_scale: float
     yield format_amount(row.wire_mb)
     yield format_amount(row.flops_per_peer / flops_scale)
     yield format_seconds(row.seconds_per_peer)
-    rounds = number_range([len(run.records) for run in row.runs], "–")
-    yield f"{rounds} of {row.runs[0].config['rounds']}" if row.unfinished else rounds
+    rounds = number_range(row.rounds_of_runs, "–")
+    if row.unfinished:
+        rounds += f" of {row.runs[0].config['rounds']}"
+    yield rounds
     yield f"{row.seconds:.1f}"
 
 
@@ -179,25 +187,26 @@ def _results_legend(results: ReportResults) -> Iterator[str]:
     measure = results.measure
     rows = results.rows
     metric = capitalized(measure.name)
-    direction = "" if measure.higher_is_better else " (lower is better)"
+    if not measure.higher_is_better:
+        metric += " (lower is better)"
     spread = ""
     if results.several_seeds:
         seeds = results.comparison.most_seeds
         spread = f"; ± is the sample standard deviation over {seeds} seeds"
     yield (
-        f"{metric}{direction}: mean over the peers, each on its own test data, in the last"
-        f" evaluated round{spread}."
+        f"{metric}: mean over the peers, each on its own test data, in the last evaluated"
+        f" round{spread}."
     )
     if results.comparison.differences:
         yield f"Difference: {paired_over(results.comparison.differences)}"
-    connections = connections_note({row.label: row.connections for row in rows})
+    connections = connections_note(connections_by_label(rows))
     if len(rows) > 1 and connections:
         yield connections
     yield (
         "MB: megabytes (10⁶ bytes) per round through the busiest node, first as the paper counts"
         " them (values only), then on the wire (as sent). FLOPs: training of one peer in one round."
     )
-    yield flops_note({row.label: row.flops_kind for row in rows})
+    yield flops_note(flops_by_label(rows))
     yield (
         "Seconds per peer: computing time of a peer’s whole step in one round. Time: wall time of"
         " all rounds."
@@ -218,25 +227,26 @@ def curves_section(results: ReportResults) -> Section:
     figures = [_figure_by_round(results, evaluated)]
     if all(row.runs[0].points[-1].peer_seconds for row in evaluated):
         figures.append(_figure_by_seconds(results, evaluated))
-    traffic = any(row.wire_mb for row in evaluated)
-    if traffic:
+    sending, _ = split_by_traffic(evaluated)
+    if sending:
         figures.append(_figure_by_traffic(results, evaluated))
     figures += _quantity_figures(results, "curves")
     section.add(ColourLegend(evaluated), Figures(figures))
-    if not traffic:
+    if not sending:
         section.remark("No peer sends anything, so there is no curve against traffic.")
     return section
 
 
 def _figure_by_round(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
-    curves = [_score_curve(row, Budget.ROUNDS) for row in evaluated]
+    curves = _score_curves(evaluated, Budget.ROUNDS)
     note = "One seed each."
-    if any(len(row.runs) > 1 for row in evaluated):
+    if most_seeds(evaluated) > 1:
         note = "Mean over seeds; the band is one standard deviation over seeds."
     elif len(evaluated) == 1:
         curves = _curves_of_run(evaluated[0])
-        note = "The band is one standard deviation over peers"
-        note += "; dashed: after mixing, before training." if len(curves) > 1 else "."
+        note = "The band is one standard deviation over peers."
+        if len(curves) > 1:
+            note = f"{note[:-1]}; dashed: after mixing, before training."
     chart = line_chart(
         curves,
         "communication round",
@@ -252,11 +262,16 @@ def _score_label(results: ReportResults) -> str:
     return f"{results.measure.name}, mean over peers"
 
 
-def _score_curve(row: ComparisonRow, budget: Budget) -> Curve:
-    """Return the score by what was spent, with a band over seeds where there are several."""
-    curve = mean_curve(row, budget)
-    band = curve.std if len(row.runs) > 1 else []
-    return Curve(row.label, css_class(row), curve.x, curve.mean, band)
+def _score_curves(rows: Sequence[ComparisonRow], budget: Budget) -> list[Curve]:
+    """Return the scores by what was spent, with a band over seeds where there are several."""
+    curves = []
+    for row in rows:
+        mean = mean_curve(row, budget)
+        curve = Curve(row.label, css_class(row), mean.x, mean.mean)
+        if len(row.runs) > 1:
+            curve.spread = mean.std
+        curves.append(curve)
+    return curves
 
 
 def _curves_of_run(row: ComparisonRow) -> list[Curve]:
@@ -270,12 +285,14 @@ def _curves_of_run(row: ComparisonRow) -> list[Curve]:
             trained.add(number, scores["mean"], scores["std"])
         if record.get("mixed"):
             mixed.add(number, record["mixed"]["mean"])
-    return [trained, mixed] if mixed.x else [trained]
+    if not mixed.x:
+        return [trained]
+    return [trained, mixed]
 
 
 def _figure_by_seconds(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
     chart = line_chart(
-        [_score_curve(row, Budget.SECONDS) for row in evaluated],
+        _score_curves(evaluated, Budget.SECONDS),
         "seconds that a peer has computed so far",
         _score_label(results),
         from_zero=True,
@@ -287,14 +304,12 @@ def _figure_by_seconds(results: ReportResults, evaluated: Sequence[ComparisonRow
 
 
 def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
-    curves = []
-    for row in evaluated:
-        curve = _score_curve(row, Budget.BYTES)
+    curves = _score_curves(evaluated, Budget.BYTES)
+    for row, curve in zip(evaluated, curves, strict=True):
         if not row.wire_mb:
             curve.label += ", which sends nothing"
             curve.constant = True
             curve.spread = []
-        curves.append(curve)
     chart = line_chart(
         curves,
         "MB through the busiest node so far, on the wire",
@@ -308,29 +323,24 @@ def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow
 
 def _traffic_notes(results: ReportResults) -> Iterator[str]:
     """Give the score of each sending row at the total traffic of the cheapest run of its seed."""
-    sending = [row for row in results.rows if row.wire_mb]
-    silent = [row.label for row in results.rows if not row.wire_mb]
+    sending, silent = split_by_traffic(results.rows)
     if len(sending) == 1:
         total = fmean(run.points[-1].wire_mb for run in sending[0].runs)
         yield f"{format_amount(total)} MB in total."
     elif all(row.by_seed.keys() == sending[0].by_seed.keys() for row in sending):
         yield _scores_at_equal_traffic(results, sending)
     if silent:
-        sends = "sends" if len(silent) == 1 else "send"
-        yield f"Dotted: {join_and(silent)}, which {sends} nothing."
+        yield f"Dotted: {silence_note(silent, ', which')}."
 
 
 def _scores_at_equal_traffic(results: ReportResults, sending: Sequence[ComparisonRow]) -> str:
-    limits: dict[int, float] = {}
-    for row in sending:
-        for run in row.runs:
-            total = run.points[-1].wire_mb
-            limits[run.seed] = min(total, limits.get(run.seed, total))
+    limits = smallest_totals(sending, Budget.BYTES)
     scores = []
     for row in sending:
-        limited = [run.within(Budget.BYTES, limits[run.seed]) for run in row.runs]
-        score = ComparisonRow(row.name, limited).score
-        text = "not evaluated by then" if score is None else results.measure.text(score)
+        score = row.within(Budget.BYTES, limits).score
+        text = "not evaluated by then"
+        if score is not None:
+            text = results.measure.text(score)
         scores.append(f"{row.label} {text}")
     limit = format_amount(fmean(limits.values()))
     return f"After equal traffic, {limit} MB: {', '.join(scores)}."
@@ -346,8 +356,13 @@ def masks_section(results: ReportResults) -> Section:
     if not figures:
         section.remark("No method here prunes and regrows weights in every round.")
         return section
-    changing = [row for row in results.rows if last(row.runs[0].records, "mask_change")]
-    unchanging = [row.label for row in results.rows if row not in changing]
+    changing = []
+    unchanging = []
+    for row in results.rows:
+        if last(row.runs[0].records, "mask_change"):
+            changing.append(row)
+        else:
+            unchanging.append(row.label)
     if len(results.rows) > 1:
         section.add(ColourLegend(changing))
     section.add(Figures(figures))
@@ -366,7 +381,7 @@ def _quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
             continue
         curves = []
         for row in results.rows:
-            curve = _quantity_curve(row, quantity, over)
+            curve = _quantity_curve(row, quantity, results.several_seeds)
             if curve.x:
                 curves.append(curve)
         if curves:
@@ -377,23 +392,28 @@ def _quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
             yield Figure(figure.title, chart, note)
 
 
-def _quantity_curve(row: ComparisonRow, quantity: Quantity, over: str) -> Curve:
+def _quantity_curve(row: ComparisonRow, quantity: Quantity, band_over_seeds: bool) -> Curve:
     """Return the mean over peers and seeds, with the spread over seeds or over peers."""
-    samples: list[list[Sample]] = []
+    seeds: list[list[Sample]] = []
     peer_stds = []
     for run in row.runs:
-        of_run: list[Sample] = []
+        samples: list[Sample] = []
         for record in run.records:
             values = quantity.value(record)
-            of_run.append((record["round"] + 1.0, values["mean"]) if values else None)
             if values:
+                samples.append((record["round"] + 1.0, values["mean"]))
                 peer_stds.append(values["std"])
-        samples.append(of_run)
-    curve = mean_over_seeds(samples)
-    band = curve.std
-    if len(row.runs) == 1:
-        band = peer_stds if over == "peers" else []
-    return Curve(row.label, css_class(row), curve.x, curve.mean, band)
+            else:
+                samples.append(None)
+        seeds.append(samples)
+
+    mean = mean_over_seeds(seeds)
+    curve = Curve(row.label, css_class(row), mean.x, mean.mean)
+    if len(row.runs) > 1:
+        curve.spread = mean.std
+    elif not band_over_seeds:
+        curve.spread = peer_stds
+    return curve
 
 
 # Traffic of each node
@@ -418,23 +438,30 @@ def traffic_section(results: ReportResults) -> Section:
             silent.append(row.label)
 
     if shown:
-        note = (
-            "Megabytes per round on the wire, mean over rounds: sent above the line, received below"
-            " it."
-        )
-        scale_note = "The busiest nodes come first."
-        if len(shown) > 1:
-            scale_note = "All charts have the same scale."
-        section.remark(f"{note} {scale_note}")
-        y_range = _common_range([traffic for _, traffic in shown])
-        figures = [_traffic_figure(row, traffic, y_range) for row, traffic in shown]
-        section.add(Figures(figures, "many"))
+        section.add(*_traffic_charts(shown))
     if silent:
         section.remark(f"{join_and(silent)}: no node sends anything.")
     if unknown:
         rows = join_and(unknown)
         section.remark(f"{rows}: the metrics do not record the traffic of each node.")
     return section
+
+
+def _traffic_charts(shown: Sequence[tuple[ComparisonRow, dict[str, UpDown]]]) -> Iterator[Block]:
+    """Yield a remark, and one chart for each row, all on one scale."""
+    note = (
+        "Megabytes per round on the wire, mean over rounds: sent above the line, received below it."
+    )
+    scale_note = "The busiest nodes come first."
+    if len(shown) > 1:
+        scale_note = "All charts have the same scale."
+    yield Remark(f"{note} {scale_note}")
+
+    y_range = _common_range([traffic for _, traffic in shown])
+    figures = []
+    for row, traffic in shown:
+        figures.append(_traffic_figure(row, traffic, y_range))
+    yield Figures(figures, "many")
 
 
 def _mean_traffic(row: ComparisonRow) -> dict[str, UpDown] | None:
@@ -449,7 +476,8 @@ def _mean_traffic(row: ComparisonRow) -> dict[str, UpDown] | None:
     seeds = len(row.runs)
     means = {}
     for node, loads in by_node.items():
-        means[node] = (sum(up for up, _ in loads) / seeds, sum(down for _, down in loads) / seeds)
+        ups, downs = zip(*loads, strict=True)
+        means[node] = (sum(ups) / seeds, sum(downs) / seeds)
     return means
 
 
@@ -490,7 +518,9 @@ def _up_and_down(up: float, down: float) -> str:
 
 
 def _node_name(node: str) -> str:
-    return f"peer {node}" if node.isdecimal() else f"the {node}"
+    if node.isdecimal():
+        return f"peer {node}"
+    return f"the {node}"
 
 
 # The graph of the last round
@@ -532,7 +562,7 @@ def _graph_key(run: RecordedRun) -> tuple[str, ...]:
 def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
     """Return a figure for rows with the same graph, or a sentence in its place."""
     run = group[0].runs[0]
-    labels = join_and([row.label for row in group])
+    labels = join_and(labels_of(group))
     if _is_silent(run):
         return Remark(f"{labels}: no peer receives anything.")
     if _has_server(run):
@@ -544,14 +574,18 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
 
     neighbours = topology.online_neighbours(run.seed, len(run.records) - 1, run.roster)
     links = sum(map(len, neighbours.values()))
-    last_round = f"round {len(run.records)} of seed {run.seed}"
     if links > MAX_LINKS:
-        return Remark(f"{labels}: {plural(links, 'link')} in {last_round}, too many to draw.")
+        count = plural(links, "link")
+        return Remark(f"{labels}: {count} in {_last_round(run)}, too many to draw.")
 
-    offline = [peer for peer in run.roster if peer not in neighbours]
-    connected = (peer for peer in run.roster if neighbours.get(peer))
-    example = next(connected, "")
-    note = f"{topology.name.capitalize()} topology in {last_round}: {_degrees(neighbours)}"
+    example = ""
+    offline = []
+    for peer in run.roster:
+        if peer not in neighbours:
+            offline.append(peer)
+        elif neighbours[peer] and not example:
+            example = peer
+    note = f"{topology.name.capitalize()} topology in {_last_round(run)}: {_degrees(neighbours)}"
     if example:
         note += f"; highlighted: the neighbours of peer {example}"
     if offline:
@@ -563,13 +597,16 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
     return Figure(labels, graph, note)
 
 
+def _last_round(run: RecordedRun) -> str:
+    return f"round {len(run.records)} of seed {run.seed}"
+
+
 def _draw_server(run: RecordedRun, labels: str) -> Figure:
     cohort = _cohort(run)
     note = f"A server selects at most {plural(run.config['method']['cohort'], 'peer')} per round"
     if cohort:
-        last_round = f"round {len(run.records)} of seed {run.seed}"
         peers = plural(len(cohort), "peer")
-        note += f"; highlighted: the cohort of {last_round} ({peers})"
+        note += f"; highlighted: the cohort of {_last_round(run)} ({peers})"
     note += "."
     star = server_star(SERVER, run.roster, cohort or None, f"{labels}. {note}")
     return Figure(labels, star, note)
@@ -612,7 +649,7 @@ def _degrees(neighbours: Mapping[str, Sequence[str]]) -> str:
     return f"peers have {number_range(degrees)} neighbours"
 
 
-# Privacy: what each run has spent, and what its audit has found
+# Privacy: what each run has spent, and what its audit has shown
 
 PRIVACY_NOTE = (
     "AUC: how well members of the training data are told from others by attacking the personal"
@@ -636,11 +673,11 @@ def privacy_section(results: ReportResults) -> Section | None:
     table = HtmlTable("Privacy of the runs", PRIVACY_HEADINGS)
     for row in results.rows:
         for run in row.runs:
-            found_by_audit = _read_audit(run)
+            audit = _read_audit(run)
             spent = last(run.records, "epsilon")
-            if found_by_audit or spent:
-                audited = found_by_audit or ["not audited"] * 4
-                table.rows.append([row.label, str(run.seed), *audited, _accounted(spent)])
+            if audit or spent:
+                cells = audit or ["not audited"] * 4
+                table.rows.append([row.label, str(run.seed), *cells, _accounted(spent)])
     if not table.rows:
         return None
     section = Section("privacy", "Privacy")
@@ -652,7 +689,7 @@ def privacy_section(results: ReportResults) -> Section | None:
 def _accounted(spent: Mapping[str, Any] | None) -> str:
     if not spent:
         return "not private"
-    return f"{max(epsilon for epsilon in spent['per_peer'] if epsilon is not None):.2f}"
+    return f"{max(measured_values(spent)):.2f}"
 
 
 def _read_audit(run: RecordedRun) -> list[str] | None:
@@ -669,7 +706,7 @@ def _read_audit(run: RecordedRun) -> list[str] | None:
 
 
 def _audit_cells(audit: Mapping[str, Any]) -> list[str]:
-    """Return how well members were told from others, labels guessed, and canaries detected."""
+    """Return how well members were recognized, labels guessed, and canaries detected."""
     auc = {attack["view"]: attack["auc"]["value"] for attack in audit["membership"]}
     masks = UNKNOWN
     if audit["labels"]:

@@ -1,13 +1,13 @@
 """The top of the page: the main result in a few sentences, and caveats."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from dispfl.core.metric import Measure
-from dispfl.report.comparison import ComparisonRow
+from dispfl.report.comparison import ComparisonRow, connections_by_label
 from dispfl.report.differences import Verdict
 from dispfl.report.html import Block
 from dispfl.report.labels import connections_note, prevents_comparison
@@ -16,6 +16,8 @@ from dispfl.report.results import (
     count_wins,
     scores_by_density,
     seconds_by_density,
+    silence_note,
+    split_by_traffic,
 )
 from dispfl.report.runs import RecordedRun, relative_to_page
 from dispfl.report.wording import (
@@ -26,6 +28,7 @@ from dispfl.report.wording import (
     join_and,
     join_numbers,
     plural,
+    text_range,
 )
 
 MAX_NAMED = 3
@@ -61,10 +64,9 @@ def summary_sentences(results: ReportResults) -> list[str]:
     if len(results.rows) == 1:
         return list(_single_row(results, results.rows[0]))
     if not results.comparable:
-        keys = [key for key in results.differing if prevents_comparison(key)]
+        keys = list(filter(prevents_comparison, results.differing)) or ["their data"]
         return [
-            f"The runs differ in {join_and(keys or ['their data'])}, so only rows with the same"
-            " data are compared."
+            f"The runs differ in {join_and(keys)}, so only rows with the same data are compared."
         ]
     scored = [row for row in results.rows if row.score is not None]
     if not scored:
@@ -89,20 +91,27 @@ def _lead(results: ReportResults, leader: ComparisonRow, rivals: Sequence[Compar
     if not rivals:
         return f"{name} reaches {score}; the others have no score yet."
 
-    by_verdict: dict[Verdict, list[str]] = {}
-    for rival in rivals:
-        difference = leader.difference_to(rival)
-        verdict = difference.verdict(measure) if difference else Verdict.UNTESTED
-        by_verdict.setdefault(verdict, []).append(rival.label)
-    verdicts = []
-    for verdict, words in VERDICT_WORDS.items():
-        if verdict in by_verdict:
-            verdicts.append(f"{words} {join_and(by_verdict[verdict])}")
-
+    verdicts = _verdicts(leader, rivals, measure)
     second = f"the next, {rivals[0].label}, has {measure.text(rivals[0].score)}"
     if verdicts:
         return f"{name} is {' and '.join(verdicts)}: {score}; {second}."
     return f"{name} has the best mean, {score}; {second}. Too few pairs of peers to test it."
+
+
+def _verdicts(
+    leader: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure
+) -> list[str]:
+    """`ahead of Local and FedAvg`, `level with Ditto`: one text per verdict of the paired test."""
+    labels: dict[Verdict, list[str]] = {}
+    for rival in rivals:
+        difference = leader.difference_to(rival)
+        if difference:
+            labels.setdefault(difference.verdict(measure), []).append(rival.label)
+    verdicts = []
+    for verdict, words in VERDICT_WORDS.items():
+        if verdict in labels:
+            verdicts.append(f"{words} {join_and(labels[verdict])}")
+    return verdicts
 
 
 def _margin(results: ReportResults, leader: ComparisonRow, rivals: Sequence[ComparisonRow]) -> str:
@@ -149,53 +158,67 @@ def _wins(results: ReportResults, leader: ComparisonRow) -> str:
         return f"{sentence}, and worse for none."
     sentence += f", and worse for {len(count.losses)}"
     if seeds == 1 and len(count.losses) <= MAX_NAMED:
-        sentence += f" ({join_and([f'peer {peer}' for peer in count.losses])})"
+        peers = [f"peer {peer}" for peer in count.losses]
+        sentence += f" ({join_and(peers)})"
     return f"{sentence}."
 
 
 def _cost_of_leader(results: ReportResults, leader: ComparisonRow) -> str:
     """Compare the leader's traffic and FLOPs with those of the others."""
     rivals = [row for row in results.rows if row is not leader]
-    silent = [row.label for row in rivals if row.wire_mb == 0]
-    sending = [row for row in rivals if row.wire_mb > 0]
+    sending, silent = split_by_traffic(rivals)
     sending.sort(key=lambda row: -row.wire_mb)
     if len(sending) > MAX_NAMED:
         sending = [sending[0], sending[-1]]
 
+    parts = []
     if leader.wire_mb == 0:
-        parts = ["It sends nothing"]
+        parts.append("It sends nothing")
         for row in sending:
             amount = format_amount(row.wire_mb)
             parts.append(f"{row.label}’s busiest node transfers {amount} MB per round")
     else:
-        amount = format_amount(leader.wire_mb)
-        parts = [f"Its busiest node transfers {amount} MB per round on the wire"]
-        if sending:
-            ratios = [format_ratio(leader.wire_mb, row.wire_mb, row.label) for row in sending]
-            parts[0] += f", {join_and(ratios)}"
+        parts.append(_traffic_of_leader(leader, sending))
         if silent:
-            parts.append(f"{join_and(silent)} {'sends' if len(silent) == 1 else 'send'} nothing")
+            parts.append(silence_note(silent))
     parts.append(_flops_of_leader(results, leader, rivals))
     return f"{'; '.join(parts)}."
+
+
+def _traffic_of_leader(leader: ComparisonRow, sending: Sequence[ComparisonRow]) -> str:
+    amount = format_amount(leader.wire_mb)
+    traffic = f"Its busiest node transfers {amount} MB per round on the wire"
+    if not sending:
+        return traffic
+    ratios = []
+    for row in sending:
+        ratios.append(format_ratio(leader.wire_mb, row.wire_mb, row.label))
+    return f"{traffic}, {join_and(ratios)}"
 
 
 def _flops_of_leader(
     results: ReportResults, leader: ComparisonRow, rivals: Sequence[ComparisonRow]
 ) -> str:
-    scale, unit = flops_unit_of_largest(row.flops_per_peer for row in results.rows)
-    lowest = format_amount(min(row.flops_per_peer for row in rivals) / scale)
-    highest = format_amount(max(row.flops_per_peer for row in rivals) / scale)
-    amounts = lowest if lowest == highest else f"{lowest} to {highest}"
-    whose = rivals[0].label if len(rivals) == 1 else "the others"
-    own = format_amount(leader.flops_per_peer / scale)
-    return f"training takes {own} {unit} per peer and round ({whose}: {amounts})"
+    scale, unit = flops_unit_of_largest(results.flops_per_peer)
+    rival_flops = [row.flops_per_peer for row in rivals]
+    lowest = format_amount(min(rival_flops) / scale)
+    highest = format_amount(max(rival_flops) / scale)
+    names = "the others"
+    if len(rivals) == 1:
+        names = rivals[0].label
+    amount = format_amount(leader.flops_per_peer / scale)
+    return (
+        f"training takes {amount} {unit} per peer and round"
+        f" ({names}: {text_range(lowest, highest)})"
+    )
 
 
 def _single_row(results: ReportResults, row: ComparisonRow) -> Iterator[str]:
     """Yield the sentences of a page about one row."""
     measure = results.measure
-    rounds = plural(row.rounds, "round")
-    after = f"So far, after {rounds}," if row.unfinished else f"After {rounds},"
+    after = f"After {plural(row.rounds, 'round')},"
+    if row.unfinished:
+        after = f"So far, a{after[1:]}"
     if row.score is None:
         yield f"{after} {row.label} has not been evaluated in all its runs."
     else:
@@ -213,9 +236,12 @@ def _extremes(run: RecordedRun, measure: Measure) -> Iterator[str]:
     scores = run.scores
     if len(scores) < 2:
         return
-    gains = {peer: measure.gain(score, 0.0) for peer, score in scores.items()}
-    worst = min(gains, key=gains.__getitem__)
-    best = max(gains, key=gains.__getitem__)
+
+    def gain(peer: str) -> float:
+        return measure.gain(scores[peer], 0.0)
+
+    worst = min(scores, key=gain)
+    best = max(scores, key=gain)
     yield (
         f"The worst peer ({worst}) has {measure.text(scores[worst])}, the best ({best})"
         f" {measure.text(scores[best])}."
@@ -271,13 +297,14 @@ def _differing_settings(results: ReportResults) -> Iterator[str]:
     keys = list(results.differing)
     if not keys or not results.comparable:  # then the summary names them
         return
-    methods = {row.runs[0].method for row in results.rows}
-    rows = "Besides the method, the rows" if len(methods) > 1 else "The rows"
+    rows = "The rows"
+    if len({row.runs[0].method for row in results.rows}) > 1:
+        rows = "Besides the method, the rows"
     yield f"{rows} differ in {join_and(keys)}; see Settings."
 
 
 def _differing_connections(results: ReportResults) -> Iterator[str]:
-    counts = {row.label: row.connections for row in results.rows}
+    counts = connections_by_label(results.rows)
     if len(set(counts.values()) - {0}) > 1:
         yield connections_note(counts)
 
@@ -285,22 +312,33 @@ def _differing_connections(results: ReportResults) -> Iterator[str]:
 def _differing_seeds(results: ReportResults) -> Iterator[str]:
     if results.omitted_seeds:
         shown = join_numbers(results.common_seeds)
-        omitted = []
-        for label, seeds in results.omitted_seeds.items():
-            omitted.append(f"{label} {join_numbers(seeds)}")
-        yield f"Only seeds that all rows have are shown ({shown}); omitted: {'; '.join(omitted)}."
+        omitted = _seeds_text(results.omitted_seeds)
+        yield f"Only seeds that all rows have are shown ({shown}); omitted: {omitted}."
 
-    seeds_of_rows = {row.label: tuple(sorted(row.by_seed)) for row in results.rows}
-    if len(set(seeds_of_rows.values())) > 1:
-        parts = [f"{label} {join_numbers(seeds)}" for label, seeds in seeds_of_rows.items()]
-        yield f"The rows have different seeds and therefore different data: {'; '.join(parts)}."
+    seeds = {row.label: sorted(row.by_seed) for row in results.rows}
+    if len(set(map(tuple, seeds.values()))) > 1:
+        yield (f"The rows have different seeds and therefore different data: {_seeds_text(seeds)}.")
 
     for row in results.rows:
-        counts = Counter(run.seed for run in row.runs)
-        repeated = [str(seed) for seed, count in counts.items() if count > 1]
-        if repeated:
-            numbers = join_and(repeated)
-            yield f"{row.label} has several runs of seed {numbers}; each is counted separately."
+        yield from _repeated_seeds(row)
+
+
+def _seeds_text(seeds_by_label: Mapping[str, Sequence[int]]) -> str:
+    """`Dis-PFL 0, 1; Local 0`."""
+    parts = []
+    for label, seeds in seeds_by_label.items():
+        parts.append(f"{label} {join_numbers(seeds)}")
+    return "; ".join(parts)
+
+
+def _repeated_seeds(row: ComparisonRow) -> Iterator[str]:
+    repeated = []
+    for seed, count in Counter(run.seed for run in row.runs).items():
+        if count > 1:
+            repeated.append(str(seed))
+    if repeated:
+        numbers = join_and(repeated)
+        yield f"{row.label} has several runs of seed {numbers}; each is counted separately."
 
 
 def _failures(row: ComparisonRow) -> Iterator[str]:

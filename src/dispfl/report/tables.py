@@ -1,10 +1,10 @@
 """A table as a value, and its renderings: terminal, Markdown, LaTeX, CSV; HTML has a template."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich import table as rich_table
@@ -19,22 +19,24 @@ ALWAYS = 10
 """Columns of this priority are never dropped."""
 FOLDED = 12
 """The least width into which longer names are folded to make room for needed columns."""
-LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "–": "--",
-    ">": "$>$",
-    "<": "$<$",
-}
+LATEX_ESCAPES = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "–": "--",
+        ">": "$>$",
+        "<": "$<$",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class TableColumn:
         return title.replace("/ ", "/").replace("- ", "")
 
     @property
+    def alignment(self) -> Literal["left", "right"]:
+        if self.text:
+            return "left"
+        return "right"
+
+    @property
     def width(self) -> int:
         """The characters of its longest line."""
         return max(map(cell_len, (*self.heading, *self.cells)))
@@ -66,7 +74,9 @@ class TableColumn:
         cells = []
         for number, cell in enumerate(self.cells):
             escaped = escape(cell)
-            cells.append(f"{start}{escaped}{end}" if number in self.best else escaped)
+            if number in self.best:
+                escaped = f"{start}{escaped}{end}"
+            cells.append(escaped)
         return cells
 
 
@@ -93,18 +103,26 @@ class Table:
 
     def markdown(self) -> str:
         """Return an aligned table with the best cells in bold, and the notes as a list below."""
-        aligned = [_markdown_column(column) for column in self.columns]
-        lines = [f"| {' | '.join(cells)} |" for cells in zip(*aligned, strict=True)]
+        lines = []
         if self.title:
-            lines = [f"### {self.title}", "", *lines]
-        notes = [f"- {note}" for note in self.notes]
-        return "\n".join([*lines, "", *notes, ""])
+            lines += [f"### {self.title}", ""]
+        for cells in zip(*map(_markdown_column, self.columns), strict=True):
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+        for note in self.notes:
+            lines.append(f"- {note}")
+        return "\n".join([*lines, ""])
 
     def latex(self) -> str:
         """Return a booktabs table with the best cells in bold, and the notes as its caption."""
-        headings = [tuple(map(_escape_latex, column.heading)) for column in self.columns]
-        cells = [column.marked(r"\textbf{", "}", _escape_latex) for column in self.columns]
-        alignment = "".join("l" if column.text else "r" for column in self.columns)
+        headings = []
+        cells = []
+        alignment = ""
+        for column in self.columns:
+            headings.append(list(map(_escape_latex, column.heading)))
+            cells.append(column.marked(r"\textbf{", "}", _escape_latex))
+            alignment += column.alignment[0]
+
         lines = [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}",
@@ -144,16 +162,20 @@ def _draw(columns: Sequence[TableColumn], gap: int) -> rich_table.Table:
     for column in columns:
         table.add_column(
             Text("\n".join(column.heading).strip()),
-            justify="left" if column.text else "right",
+            justify=column.alignment,
             no_wrap=not column.text,
             overflow="fold",
         )
-    for number in range(len(columns[0].cells)):
-        row = []
-        for column in columns:
-            row.append(Text(column.cells[number], "bold" if number in column.best else ""))
+    for row in zip(*map(_console_cells, columns), strict=True):
         table.add_row(*row)
     return table
+
+
+def _console_cells(column: TableColumn) -> list[Text]:
+    cells = list(map(Text, column.cells))
+    for number in column.best:
+        cells[number].stylize("bold")
+    return cells
 
 
 def _fits(
@@ -174,14 +196,22 @@ def _markdown_column(column: TableColumn) -> list[str]:
     cells = column.marked("**", "**", lambda cell: cell.replace("|", "\\|"))
     width = max(map(len, (column.title, *cells)))
     if column.text:
-        return [column.title.ljust(width), "-" * width, *(cell.ljust(width) for cell in cells)]
-    rule = "-" * (width - 1) + ":"
-    return [column.title.rjust(width), rule, *(cell.rjust(width) for cell in cells)]
+        justify = str.ljust
+        rule = "-" * width
+    else:
+        justify = str.rjust
+        rule = "-" * (width - 1) + ":"
+
+    lines = [justify(column.title, width), rule]
+    for cell in cells:
+        lines.append(justify(cell, width))
+    return lines
 
 
-def _latex_lines(columns: Sequence[Sequence[str]]) -> list[str]:
-    return [" & ".join(cells) + r" \\" for cells in zip(*columns, strict=True)]
+def _latex_lines(columns: Sequence[Sequence[str]]) -> Iterator[str]:
+    for cells in zip(*columns, strict=True):
+        yield " & ".join(cells) + r" \\"
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)
+    return text.translate(LATEX_ESCAPES)

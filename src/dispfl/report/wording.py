@@ -22,13 +22,21 @@ def join_numbers(numbers: Iterable[int]) -> str:
 
 def plural(number: int, noun: str) -> str:
     """`1 peer`, `2 peers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def number_range(numbers: Sequence[int], separator: str = " to ") -> str:
     """`4`, or `2 to 4`."""
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}{separator}{high}"
+    return text_range(str(min(numbers)), str(max(numbers)), separator)
+
+
+def text_range(low: str, high: str, separator: str = " to ") -> str:
+    """Return the same for numbers that are text already."""
+    if low == high:
+        return low
+    return f"{low}{separator}{high}"
 
 
 def capitalized(word: str) -> str:
@@ -38,12 +46,16 @@ def capitalized(word: str) -> str:
 
 def format_number(value: float | None, decimals: int) -> str:
     """Return a number with a fixed number of decimals, or a dash for None."""
-    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+    if value is None:
+        return UNKNOWN
+    return f"{value:.{decimals}f}"
 
 
 def format_short(number: float, decimals: int) -> str:
     """Return a number with some decimals, or with none if it is large, to fit 80 columns."""
-    return f"{number:.{decimals}f}" if number < 1000 else f"{number:.0f}"
+    if number >= 1000:
+        decimals = 0
+    return f"{number:.{decimals}f}"
 
 
 def format_seconds(value: float | None) -> str:
@@ -55,7 +67,9 @@ def format_seconds(value: float | None) -> str:
         return UNKNOWN
     if 0 < value < 0.01:
         return f"{value:.2g}"
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    if value < 10:
+        return f"{value:.3f}"
+    return f"{value:.1f}"
 
 
 def format_amount(value: float) -> str:
@@ -67,8 +81,9 @@ def format_amount(value: float) -> str:
         return f"{value:.2g}"
     if value < 100:
         return f"{value:.2f}"
-    decimals = 1 if value < 1000 else 0
-    return with_thousands(value, decimals)
+    if value < 1000:
+        return f"{value:.1f}"
+    return with_thousands(value, 0)
 
 
 def with_thousands(value: float, decimals: int) -> str:

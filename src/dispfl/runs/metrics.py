@@ -6,7 +6,7 @@ import resource
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from math import isfinite
 from typing import Any
@@ -31,25 +31,27 @@ Metrics = dict[str, Any]
 
 def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds: float) -> Metrics:
     """Return one line of `metrics.jsonl`: all declared quantities, null where not measured."""
-    reports = {peer: step.report for peer, step in result.results.items()}
-    all_reports = list(reports.values())
+    reports = []
+    flops = []
+    failures = {}
+    for peer, step in result.results.items():
+        reports.append(step.report)
+        flops.append(flops_of(step.report, cost))
+        if step.report.failure:
+            failures[peer] = step.report.failure
+
     record: Metrics = {
         "round": t,
         "metric": task.metric.name,
-        "scores": scores(task.metrics, all_reports),
+        "scores": scores(task.metrics, reports),
     }
     for quantity in PEER_QUANTITIES:
-        record[quantity.name] = spread([getattr(report, quantity.name) for report in all_reports])
-
-    ledger = result.ledger
-    flops = [flops_of(report, cost) for report in all_reports]
-    trained = [amount for amount in flops if amount]
-    failures = {peer: report.failure for peer, report in reports.items() if report.failure}
+        record[quantity.name] = spread([getattr(report, quantity.name) for report in reports])
     return record | {
-        "busiest": busiest_node(ledger),
-        "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
-        "senders": received_senders(all_reports),
-        "flops_per_peer": statistics.fmean(trained) if trained else 0.0,
+        "busiest": busiest_node(result.ledger),
+        "traffic": {node: list(up_down) for node, up_down in result.ledger.traffic().items()},
+        "senders": received_senders(reports),
+        "flops_per_peer": mean_or_none(list(filter(None, flops))) or 0.0,
         "flops_total": sum(flops),
         "failures": failures,
         "seconds": round(seconds, 3),
@@ -65,8 +67,8 @@ def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
     for metric in metrics:
         values = spread([report.scores.get(metric.name) for report in reports])
         if values:
-            kind = {"higher_is_better": metric.higher_is_better, "format": metric.format}
-            by_metric[metric.name] = kind | values
+            measure = {"higher_is_better": metric.higher_is_better, "format": metric.format}
+            by_metric[metric.name] = measure | values
     return by_metric
 
 
@@ -111,7 +113,9 @@ def byzantine_of(config: Mapping[str, Any]) -> frozenset[str]:
     share = config.get("byzantine", 0.0)
     roster = peer_names(config["peers"])
     attack = Attack.of(config.get("attack", "none"), share, roster, config["seed"])
-    return attack.byzantine if attack else frozenset()
+    if attack is None:
+        return frozenset()
+    return attack.byzantine
 
 
 def main_scores(record: Mapping[str, Any]) -> Metrics | None:
@@ -132,7 +136,14 @@ def measure_of(records: Sequence[Mapping[str, Any]]) -> Measure:
         values = main_scores(record)
         if values:
             return Measure(record["metric"], values["higher_is_better"], values["format"])
-    return Measure(records[-1]["metric"] if records else "score", higher_is_better=True)
+    return Measure(_metric_of(records), higher_is_better=True)
+
+
+def _metric_of(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of the main metric; `score` before the first round."""
+    if not records:
+        return "score"
+    return str(records[-1]["metric"])
 
 
 def spread(values: Sequence[float | None]) -> Metrics | None:
@@ -152,6 +163,11 @@ def spread(values: Sequence[float | None]) -> Metrics | None:
         return None
     mean = statistics.fmean(measured)
     return {"mean": mean, "std": statistics.pstdev(measured), "per_peer": per_peer}
+
+
+def measured_values(spread: Mapping[str, Any]) -> list[float]:
+    """Return the values of the peers that have one."""
+    return [value for value in spread["per_peer"] if value is not None]
 
 
 def spreads(record: Mapping[str, Any]) -> Metrics:
@@ -174,9 +190,10 @@ def summarize(
     context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]
 ) -> Metrics:
     """Return the content of `summary.json`; `models` are those that the peers use from now on."""
-    densities = [
-        density for peer, density in context.densities.items() if peer in context.data.peers
-    ]
+    densities = []
+    for peer, density in context.densities.items():
+        if peer in context.data.peers:
+            densities.append(density)
     return {
         "method": context.method.name,
         "peers": len(context.data.peers),
@@ -191,8 +208,7 @@ def summarize(
 
 def summarize_rounds(records: Sequence[Metrics]) -> Metrics:
     """Return the part of a summary that follows from the metrics, also of an unfinished run."""
-    metric = records[-1]["metric"] if records else "score"
-    summary: Metrics = {"rounds": len(records), "metric": metric, "scores": {}}
+    summary: Metrics = {"rounds": len(records), "metric": _metric_of(records), "scores": {}}
     for quantity in QUANTITIES:
         if quantity.summarized and records:
             summary[quantity.name] = last(records, quantity.name)
@@ -205,7 +221,9 @@ def summarize_rounds(records: Sequence[Metrics]) -> Metrics:
                 columns.setdefault(name, []).append(number)
 
     def mean(name: str) -> float:
-        return statistics.fmean(columns[name]) if records else 0.0
+        if not records:
+            return 0.0
+        return statistics.fmean(columns[name])
 
     return summary | {
         "busiest": {
@@ -266,7 +284,7 @@ def mean_peer_seconds(records: Sequence[Metrics]) -> list[float | None] | None:
                 seconds_of_peer.append(seconds)
     if measured is None:
         return None
-    return [statistics.fmean(seconds) if seconds else None for seconds in measured]
+    return list(map(mean_or_none, measured))
 
 
 def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
@@ -274,8 +292,18 @@ def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
 
     They are the mean over the peers that train, then over rounds; None if not measured.
     """
-    means = [record["peer_seconds"]["mean"] for record in records if record.get("peer_seconds")]
-    return statistics.fmean(means) if means else None
+    means = []
+    for record in records:
+        if record.get("peer_seconds"):
+            means.append(record["peer_seconds"]["mean"])
+    return mean_or_none(means)
+
+
+def mean_or_none(values: Collection[float] | None) -> float | None:
+    """Return the mean of values; None if there are none."""
+    if not values:
+        return None
+    return statistics.fmean(values)
 
 
 def last(records: Sequence[Metrics], key: str) -> Any:
@@ -286,7 +314,9 @@ def last(records: Sequence[Metrics], key: str) -> Any:
     for record in reversed(records):
         if record.get(key):
             return record[key]
-    return records[-1].get(key) if records else None
+    if not records:
+        return None
+    return records[-1].get(key)
 
 
 def last_scores(records: Sequence[Metrics]) -> Metrics | None:
