@@ -7,8 +7,7 @@ from tests.channels.test_units import IMAGES, NETWORKS, half_of, units_of
 from torch import nn
 
 from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
-from dispfl.channels.evolve_units import replace_units, unit_strengths
-from dispfl.channels.small_network import small_network
+from dispfl.channels.kept_units import replace_units, unit_strengths
 from dispfl.channels.units import UnitGroup
 from dispfl.core.averaging import gossip_average
 from dispfl.core.flat_module import FlatModule
@@ -91,7 +90,7 @@ def test_a_new_unit_changes_nothing_at_first_and_learns() -> None:
     mixed = mask.average([before], lambda: first)
     outputs = []
     for values, under in ((before.values, before.mask), (mixed, mask)):
-        small = small_network(build(), under).eval()
+        small = under.small_network(build()).eval()
         for name in layout.buffer_axes:
             small.get_buffer(name).fill_(1.0 if "var" in name else 0.0)
         nn.utils.vector_to_parameters(values, small.parameters())

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from dispfl.channels.channel_mask import ChannelLayout, ChannelMask, channel_layout
 from dispfl.channels.find_units import find_units
-from dispfl.channels.small_network import small_network
-from dispfl.channels.unit_counts import random_units, unit_counts
+from dispfl.channels.kept_units import random_units, unit_counts
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
@@ -168,7 +167,7 @@ def test_small_and_masked_network_have_the_same_outputs_loss_and_gradients(
         return module
 
     large = masked_large(restored, mask)
-    small = small_network(restored(), mask)
+    small = mask.small_network(restored())
     nn.utils.vector_to_parameters(packed.values, small.parameters())
     for buffer, axis in mask.layout.buffer_axes.items():
         small.get_buffer(buffer).copy_(

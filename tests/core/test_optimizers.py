@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dispfl import Federation, Train
 from dispfl.channels.channel_mask import ChannelMask
-from dispfl.channels.unit_counts import random_units
+from dispfl.channels.kept_units import random_units
 from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments, as_parameter

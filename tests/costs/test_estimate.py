@@ -10,7 +10,6 @@ from rounds import FinishedRound
 from torch import Tensor
 
 from dispfl.channels.channel_mask import ChannelMask
-from dispfl.channels.small_network import small_network
 from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
@@ -309,7 +308,7 @@ def test_with_channels_flops_are_those_of_the_small_network() -> None:
     costs = estimate(inputs)
     mask = initial_states(inputs.context, {"000"})["000"].next_mask
     assert isinstance(mask, ChannelMask)
-    network = small_network(inputs.context.module(), mask)
+    network = mask.small_network(inputs.context.module())
     counted = forward_cost(network, Layout.of(network), torch.zeros(1, 1, 28, 28))
     assert [layer.small_shape for layer in costs.layers] == list(mask.small.shapes)
     assert sum(layer.flops for layer in costs.layers) == counted.dense()

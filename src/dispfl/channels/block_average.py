@@ -7,7 +7,7 @@ models hold in common of a parameter is a block of each: some rows and some colu
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,30 +28,56 @@ _T = TypeVar("_T")
 Axes = tuple[AxisIndex | None, ...]
 
 LONG_RUN = 64
-"""Values that lie side by side in both blocks, on average, from which adding slice by slice is
-fastest."""
+"""Adding slice by slice is fastest if at least this many values, on average, are adjacent in both
+blocks."""
+
+
+class Run(NamedTuple):
+    """Positions of an axis that are adjacent in our model and in the sender's."""
+
+    our_start: int
+    sender_start: int
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
 class Common:
     """What our mask and a sender's hold in common of an axis."""
 
-    ours: Positions
+    in_ours: Positions
     """Where it is among our positions."""
-    theirs: Positions
+    in_senders: Positions
     """Where it is among the sender's."""
 
+    @classmethod
+    def everything(cls, size: int) -> "Common":
+        """All positions of a dimension without units."""
+        return cls(np.arange(size), np.arange(size))
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self.in_ours) == 0
+
     @cached_property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """Runs (our start, their start, length) of positions that are neighbours in both."""
-        if not len(self.ours):
+    def runs(self) -> list[Run]:
+        """The runs of adjacent positions, in order."""
+        if self.is_empty:
             return []
-        starts_run = (np.diff(self.ours) != 1) | (np.diff(self.theirs) != 1)
+        starts_run = (np.diff(self.in_ours) != 1) | (np.diff(self.in_senders) != 1)
         starts = np.concatenate([[0], np.flatnonzero(starts_run) + 1])
-        lengths = np.diff(starts, append=len(self.ours))
-        our_starts = self.ours[starts].tolist()
-        their_starts = self.theirs[starts].tolist()
-        return list(zip(our_starts, their_starts, lengths.tolist(), strict=True))
+        lengths = np.diff(starts, append=len(self.in_ours))
+        our_starts = self.in_ours[starts].tolist()
+        sender_starts = self.in_senders[starts].tolist()
+        return list(map(Run, our_starts, sender_starts, lengths.tolist()))
+
+
+class _Sender(NamedTuple):
+    """A model to average, compared with our mask."""
+
+    parameters: list[Floats]
+    """The parameters of its small network."""
+    common: list[Common]
+    """What its mask and ours hold in common, by axis."""
 
 
 def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
@@ -62,15 +88,13 @@ def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
     """
     average = torch.zeros(mask.small.size)
     averages = parameter_arrays(mask.small, average)
-    masks = [_channel_mask(model) for model in models]
-    sources = _sources(models, masks)
-    common = _in_common(masks, mask)
-    held_by_axis = _held_by_axis(common, mask)
+    senders = _compare(models, mask)
+    held_by_axis = _held_by_axis(senders, mask)
 
     holders: dict[Axes, Tensor] = {}
     for i, (total, axes) in enumerate(zip(averages, mask.layout.axes, strict=True)):
-        for source, common_axes in zip(sources, common, strict=True):
-            _add(total, source[i], _of_dimensions(common_axes, axes))
+        for sender in senders:
+            _add(total, sender.parameters[i], _of_dimensions(sender.common, axes))
         if axes not in holders:
             holders[axes] = _count(_of_dimensions(held_by_axis, axes), len(models))
         torch.from_numpy(total).div_(holders[axes])
@@ -81,10 +105,8 @@ def aligned_blocks(
     models: Sequence[PackedModel], own: int, mask: "ChannelMask", average: Tensor
 ) -> Iterator[AlignedWeights]:
     """Yield the weights of all models that belong to our units, parameter by parameter."""
-    masks = [_channel_mask(model) for model in models]
-    sources = _sources(models, masks)
-    common = _in_common(masks, mask)
-    held_by_axis = _held_by_axis(common, mask)
+    senders = _compare(models, mask)
+    held_by_axis = _held_by_axis(senders, mask)
     parameters = zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)
     for i, (where, shape, axes) in enumerate(parameters):
         is_held = torch.ones(len(models), *shape, dtype=torch.uint8)
@@ -95,9 +117,9 @@ def aligned_blocks(
                 is_held *= flags.view(-1, *along_dim).byte()
 
         rows = []
-        for flags, source, common_axes in zip(is_held.flatten(1), sources, common, strict=True):
+        for flags, sender in zip(is_held.flatten(1), senders, strict=True):
             weights = torch.zeros(shape)
-            _add(weights.numpy(), source[i], _of_dimensions(common_axes, axes))
+            _add(weights.numpy(), sender.parameters[i], _of_dimensions(sender.common, axes))
             positions = true_indices(flags.view(torch.bool))
             rows.append((flags, positions, weights.flatten()[positions]))
         keeps = torch.ones(where.stop - where.start, dtype=torch.bool)
@@ -142,71 +164,57 @@ def parameter_arrays(layout: Layout, values: Tensor) -> list[Floats]:
     return [flat[where].reshape(shape) for where, shape in parameters]
 
 
-def _sources(models: Sequence[PackedModel], masks: Sequence["ChannelMask"]) -> list[list[Floats]]:
-    """Return the parameters of each model's small network."""
-    pairs = zip(models, masks, strict=True)
-    return [parameter_arrays(mask.small, model.values) for model, mask in pairs]
-
-
-def _channel_mask(model: PackedModel) -> "ChannelMask":
-    """Return the mask of a model that peers with masks of channels exchange."""
-    return cast("ChannelMask", model.mask)
-
-
 def _of_dimensions(by_axis: Sequence[_T], axes: Axes) -> list[_T | None]:
     """Return what belongs to each dimension of a parameter; None: the dimension has no units."""
     return [None if axis is None else by_axis[axis] for axis in axes]
 
 
-def _in_common(masks: Sequence["ChannelMask"], mask: "ChannelMask") -> list[list[Common]]:
-    """Return what each mask has in common with ours, of every axis."""
+def _compare(models: Sequence[PackedModel], mask: "ChannelMask") -> list[_Sender]:
+    """Find what each model has in common with our mask."""
     our_flags = mask.layout.held(mask.units)
-    our_index = [np.cumsum(flags) - 1 for flags in our_flags]
-    return [_common(their_mask, our_flags, our_index) for their_mask in masks]
+    our_index = [np.cumsum(flags) - 1 for flags in our_flags]  # where positions are among ours
+    senders = []
+    for model in models:
+        sender_mask = cast("ChannelMask", model.mask)
+        common = []
+        for positions, flags, index in zip(
+            sender_mask.positions, our_flags, our_index, strict=True
+        ):
+            in_senders = np.flatnonzero(flags[positions])
+            common.append(Common(index[positions[in_senders]], in_senders))
+        senders.append(_Sender(parameter_arrays(sender_mask.small, model.values), common))
+    return senders
 
 
-def _common(
-    their_mask: "ChannelMask", our_flags: Sequence[Flags], our_index: Sequence[Positions]
-) -> list[Common]:
-    """Return what another mask and ours hold of each axis.
-
-    The flags say which positions we hold, the index where they are among ours.
-    """
-    common = []
-    for positions, flags, index in zip(their_mask.positions, our_flags, our_index, strict=True):
-        shared = np.flatnonzero(flags[positions])
-        common.append(Common(index[positions[shared]], shared))
-    return common
-
-
-def _held_by_axis(common: Sequence[Sequence[Common]], mask: "ChannelMask") -> list[Tensor]:
+def _held_by_axis(senders: Sequence[_Sender], mask: "ChannelMask") -> list[Tensor]:
     """Return by axis which of our positions each model holds, as ones and zeros."""
     held_by_axis = []
-    for of_models, positions in zip(zip(*common, strict=True), mask.positions, strict=True):
-        is_held = torch.zeros(len(of_models), len(positions))
-        for row, shared in zip(is_held, of_models, strict=True):
-            row.numpy()[shared.ours] = 1
+    for axis, positions in enumerate(mask.positions):
+        is_held = torch.zeros(len(senders), len(positions))
+        for row, sender in zip(is_held, senders, strict=True):
+            row.numpy()[sender.common[axis].in_ours] = 1
         held_by_axis.append(is_held)
     return held_by_axis
 
 
 def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None:
-    """Add what a parameter of another model has in common with ours."""
-    if not any(common):
+    """Add what a parameter of a sender's model has in common with ours."""
+    if not any(common):  # no dimension has units
         total += source
         return
-    if any(shared is not None and not len(shared.ours) for shared in common):
+    if any(shared is not None and shared.is_empty for shared in common):
         return
     if len(common) == 1 and common[0] is not None:
-        total[common[0].ours] += source[common[0].theirs]
+        total[common[0].in_ours] += source[common[0].in_senders]
         return
     if any(common[2:]):
         our_positions = []
-        their_positions = []
-        for size, shared in zip(total.shape, common, strict=True):
-            our_positions.append(np.arange(size) if shared is None else shared.ours)
-            their_positions.append(np.arange(size) if shared is None else shared.theirs)
-        total[np.ix_(*our_positions)] += source[np.ix_(*their_positions)]
+        sender_positions = []
+        for size, units_in_common in zip(total.shape, common, strict=True):
+            shared = units_in_common or Common.everything(size)
+            our_positions.append(shared.in_ours)
+            sender_positions.append(shared.in_senders)
+        total[np.ix_(*our_positions)] += source[np.ix_(*sender_positions)]
         return
     # As (rows, columns, values): a convolution's values are its kernels.
     total = total.reshape(*total.shape[:2], -1)
@@ -216,43 +224,53 @@ def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None
 
 def _add_block(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
     """Add some rows and columns: slice by slice where slices are long, else row by row."""
-    row_runs = [(0, 0, total.shape[0])] if rows is None else rows.runs
-    column_runs = [(0, 0, total.shape[1])] if columns is None else columns.runs
-    values_per_row = total.shape[2] * sum(width for _, _, width in column_runs)
+    row_runs = _runs(rows, total.shape[0])
+    column_runs = _runs(columns, total.shape[1])
+    values_per_row = total.shape[2] * sum(run.length for run in column_runs)
     if values_per_row < LONG_RUN * len(column_runs):
         _add_rows(total, source, rows, columns)
         return
+
     if len(column_runs) == 1:
-        ((column, from_column, width),) = column_runs
-        for row, from_row, height in row_runs:
+        ((column, sender_column, width),) = column_runs
+        for row, sender_row, height in row_runs:
             block = total[row : row + height, column : column + width]
-            their_rows = source[from_row : from_row + height]
-            np.add(block, their_rows[:, from_column : from_column + width], out=block)
+            sender_rows = source[sender_row : sender_row + height]
+            np.add(block, sender_rows[:, sender_column : sender_column + width], out=block)
         return
+
     # Copying slices into rows like ours and adding whole rows takes less time than adding slices.
-    most_rows = max((height for _, _, height in row_runs), default=0)
+    most_rows = max((run.length for run in row_runs), default=0)
     buffer = np.zeros((most_rows, *total.shape[1:]), np.float32)
-    for row, from_row, height in row_runs:
+    for row, sender_row, height in row_runs:
         block = total[row : row + height]
-        their_rows = source[from_row : from_row + height]
+        sender_rows = source[sender_row : sender_row + height]
         like_ours = buffer[:height]
-        for column, from_column, width in column_runs:
-            their_slice = their_rows[:, from_column : from_column + width]
-            like_ours[:, column : column + width] = their_slice
+        for column, sender_column, width in column_runs:
+            sender_slice = sender_rows[:, sender_column : sender_column + width]
+            like_ours[:, column : column + width] = sender_slice
         np.add(block, like_ours, out=block)
+
+
+def _runs(common: Common | None, size: int) -> list[Run]:
+    """Return the runs of a dimension: a single one if it has no units."""
+    if common is None:
+        return [Run(0, 0, size)]
+    return common.runs
 
 
 def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
     """Bring each row into our order of columns, zeros where it has none, and add whole rows."""
     block = torch.from_numpy(source)
+    our_rows = np.arange(len(total))
     if rows is not None:
-        block = block.index_select(0, torch.from_numpy(rows.theirs))
+        block = block.index_select(0, torch.from_numpy(rows.in_senders))
+        our_rows = rows.in_ours
     if columns is not None:
         order = np.full(total.shape[1], source.shape[1])
-        order[columns.ours] = columns.theirs
+        order[columns.in_ours] = columns.in_senders
         zeros = torch.zeros(len(block), 1, block.shape[2])
         block = torch.cat([block, zeros], 1).index_select(1, torch.from_numpy(order))
-    our_rows = np.arange(len(total)) if rows is None else rows.ours
     torch.from_numpy(total).index_add_(0, torch.from_numpy(our_rows), block)
 
 
@@ -261,10 +279,12 @@ def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
 
     Dimensions without units have size 1.
     """
-    one = torch.ones(models, 1)
-    rows, *columns = [one if flags is None else flags for flags in held] or [one]
-    held_columns = one
-    for flags in columns:
-        held_columns = (held_columns[:, :, None] * flags[:, None, :]).flatten(1)
-    shape = [1 if flags is None else flags.shape[1] for flags in held]
-    return (rows.T @ held_columns).clamp_(min=1).view(shape)
+    held_by_all = torch.ones(models, 1)
+    by_dimension = [held_by_all if flags is None else flags for flags in held]
+    shape = [flags.shape[1] for flags in by_dimension]
+    rows = by_dimension[0] if by_dimension else held_by_all
+
+    columns = held_by_all
+    for flags in by_dimension[1:]:
+        columns = (columns[:, :, None] * flags[:, None, :]).flatten(1)
+    return (rows.T @ columns).clamp_(min=1).view(shape)

@@ -6,22 +6,38 @@ are. So the weights that a peer holds form a smaller dense network, whose flat v
 values in the same order as the large one's under the mask.
 """
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dispfl.channels.block_average import aligned_blocks, block_average, start_units_
-from dispfl.channels.evolve_units import replace_units, unit_strengths
-from dispfl.channels.small_network import small_network
-from dispfl.channels.unit_counts import kept_weights, random_units, unit_counts
-from dispfl.channels.units import Axis, AxisIndex, Flags, Positions, UnitGroup, from_runs, to_runs
+from dispfl.channels.kept_units import (
+    kept_weights,
+    random_units,
+    replace_units,
+    unit_counts,
+    unit_strengths,
+)
+from dispfl.channels.units import (
+    Axis,
+    AxisIndex,
+    Flags,
+    Positions,
+    UnitGroup,
+    from_runs,
+    is_cut_by_norm_group,
+    to_runs,
+)
 from dispfl.core.averaging import AlignedWeights
 from dispfl.core.chunks import allocate
 from dispfl.core.layout import LayerDensities, Layout
@@ -52,12 +68,12 @@ class ChannelLayout(Layout):
     @cached_property
     def dense_layers(self) -> list[str]:
         """The layers that every peer keeps whole, because none of their units can be left out."""
-        layers = [name.rpartition(".")[0] or name for name in self.names]
-        cut = set()
-        for layer, axes in zip(layers, self.axes, strict=True):
-            if any(axis is not None for axis in axes):
-                cut.add(layer)
-        return [layer for layer in dict.fromkeys(layers) if layer not in cut]
+        is_dense: dict[str, bool] = {}
+        for name, axes in zip(self.names, self.axes, strict=True):
+            layer = name.rpartition(".")[0] or name
+            has_units = any(axis is not None for axis in axes)
+            is_dense[layer] = is_dense.get(layer, True) and not has_units
+        return [layer for layer, dense in is_dense.items() if dense]
 
     @cached_property
     def group_slices(self) -> tuple[slice, ...]:
@@ -74,6 +90,24 @@ class ChannelLayout(Layout):
         """The distinct axes as arrays."""
         return [np.array(axis, np.int64) for axis in self.axis_units]
 
+    def channel_axis(self, layer: str) -> AxisIndex | None:
+        """Return the axis of the first dimension of a layer's weight; None if it has no units."""
+        axes = self._axes_by_name.get(f"{layer}.weight")
+        if not axes:
+            return None
+        return axes[0]
+
+    def channel_units(self, layer: str) -> Axis | None:
+        """Return the unit of each channel of a layer; None if it has no units."""
+        axis = self.channel_axis(layer)
+        if axis is None:
+            return None
+        return self.axis_units[axis]
+
+    @cached_property
+    def _axes_by_name(self) -> dict[str, tuple[AxisIndex | None, ...]]:
+        return dict(zip(self.names, self.axes, strict=True))
+
     def held(self, units: Flags) -> list[Flags]:
         """Return for every axis which of its positions are held, given a flag for each unit."""
         padded = np.append(units, True)  # FIXED is the last
@@ -81,17 +115,18 @@ class ChannelLayout(Layout):
 
     def weights_per_layer(self, units: Flags) -> list[int]:
         """Return the number of weights of each parameter that are held, given a flag per unit."""
-        return [prod(shape) for shape in self.small_shapes(units)]
+        return list(map(prod, self.small_shapes(units)))
 
     def small_shapes(self, units: Flags) -> list[tuple[int, ...]]:
         """Return the shape of each parameter of the small network, given a flag for each unit."""
         counts = [int(np.count_nonzero(flags)) for flags in self.held(units)]
         small_shapes = []
         for shape, axes in zip(self.shapes, self.axes, strict=True):
-            dimensions = zip(shape, axes, strict=True)
-            small_shapes.append(
-                tuple(size if axis is None else counts[axis] for size, axis in dimensions)
-            )
+            small_shape = list(shape)
+            for dim, axis in enumerate(axes):
+                if axis is not None:
+                    small_shape[dim] = counts[axis]
+            small_shapes.append(tuple(small_shape))
         return small_shapes
 
     def weight_flags(self, units: Flags) -> Flags:
@@ -131,12 +166,12 @@ class ChannelLayout(Layout):
 
     def spec(self) -> str:
         """Return the layout as JSON, from which `channel_layout` makes it again."""
-        groups = [(group.name, group.units, group.channels, group.strata) for group in self.groups]
+        groups = list(map(astuple, self.groups))
         return json.dumps(
             {
                 "parameters": list(zip(self.names, self.shapes, strict=True)),
                 "groups": groups,
-                "units": [to_runs(axis) for axis in self.axis_units],
+                "units": list(map(to_runs, self.axis_units)),
                 "axes": self.axes,
                 "outputs": self.output_dims,
                 "buffers": dict(self.buffer_axes),
@@ -154,7 +189,7 @@ def channel_layout(spec: str) -> ChannelLayout:
     names, shapes = zip(*content["parameters"], strict=True)
     return ChannelLayout(
         tuple(names),
-        tuple(tuple(shape) for shape in shapes),
+        tuple(map(tuple, shapes)),
         tuple(UnitGroup(*group) for group in content["groups"]),
         tuple(map(from_runs, content["units"])),
         tuple(map(tuple, content["axes"])),
@@ -221,14 +256,33 @@ class ChannelMask(Mask):
         return Layout(self.layout.names, tuple(self.layout.small_shapes(self.units)))
 
     def small_network(self, module: nn.Module) -> nn.Module:
-        return small_network(module, self)
+        """Return a copy of a network with the channels of the mask only.
+
+        Its weights and sliced buffers are not set. Large tensors are never copied: the copy gets
+        small ones in their place. Frozen parameters stay as they are.
+        """
+        replacements: dict[int, Any] = {}
+        for name, shape in self.small.by_name.items():
+            parameter = module.get_parameter(name)
+            replacements[id(parameter)] = nn.Parameter(parameter.new_zeros(shape))
+        for name, axis in self.layout.buffer_axes.items():
+            buffer = module.get_buffer(name)
+            held_channels = len(self.positions[axis])
+            replacements[id(buffer)] = buffer.new_zeros(held_channels, *buffer.shape[1:])
+        small = copy.deepcopy(module, replacements)
+
+        for (name, layer), small_layer in zip(module.named_modules(), small.modules(), strict=True):
+            _set_sizes(layer, small_layer, self.layout.channel_units(name))
+        return small
 
     def network_mask(self) -> None:
         return None
 
     def buffer_positions(self, buffer: str) -> Tensor | None:
         axis = self.layout.buffer_axes.get(buffer)
-        return None if axis is None else torch.from_numpy(self.positions[axis])
+        if axis is None:
+            return None
+        return torch.from_numpy(self.positions[axis])
 
     def select(self, weights: Tensor) -> Tensor:
         values = allocate(weights.numel(), np.dtype(np.float32))
@@ -293,3 +347,32 @@ class ChannelMask(Mask):
         """Units regrow at random: the small network has no gradient of those that it lacks."""
         growth = torch.rand(self.layout.units, generator=rng, dtype=torch.float64).numpy()
         return replace_units(self, unit_strengths(weights, self), growth, rate, rng=rng)
+
+
+def _set_sizes(large: nn.Module, small: nn.Module, units: Axis | None) -> None:
+    """Set the sizes that a layer keeps beside its parameters, given the unit of each channel."""
+    weight = getattr(small, "weight", None)
+    if not isinstance(weight, Tensor):
+        return
+    rows = len(weight) if weight.ndim else 1
+    match small:
+        case _ConvTransposeNd():
+            small.in_channels, small.out_channels = weight.shape[:2]
+        case _ConvNd():
+            small.out_channels, small.in_channels = weight.shape[:2]
+            if small.groups > 1 and small.groups == getattr(large, "out_channels", 0):  # depthwise
+                small.in_channels = small.groups = rows
+        case nn.Linear():
+            small.out_features, small.in_features = weight.shape
+        case nn.Embedding():
+            small.embedding_dim = weight.shape[1]
+        case nn.GroupNorm():
+            small.num_channels = rows
+            if units is not None and is_cut_by_norm_group(units, small.num_groups):
+                small.num_groups = rows * small.num_groups // len(units)
+        case nn.LayerNorm() | nn.RMSNorm():
+            small.normalized_shape = tuple(weight.shape)
+        case _NormBase():
+            small.num_features = rows
+        case nn.PReLU():
+            small.num_parameters = rows

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
-from dispfl.channels.units import FIXED, Flags, UnitGroup, is_cut_by_norm_group
+from dispfl.channels.units import FIXED, Axis, AxisIndex, Flags, UnitGroup, is_cut_by_norm_group
 from dispfl.core.allocator import trim_heap
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
@@ -82,19 +82,14 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
     for candidate in _candidates(module, example, trainable):
         if not candidate.problem and not protected & set(candidate.layers):
             candidates.append(candidate)
-    if not _all_can_be_cut(module, example, trainable, candidates):
-        candidates = [
-            candidate
-            for candidate in candidates
-            if _can_be_cut(module, example, trainable, candidate)
-        ]
-    if not candidates:
+    groups = _verified(module, example, trainable, candidates)
+    if not groups:
         raise ConfigError(
             "method.structure is channels, but this network has no channels that can be left out. "
             "Use structure=weights.",
             key="method.structure",
         )
-    layout = _layout(module, trainable, candidates)
+    layout = _layout(module, trainable, groups)
     del module
     gc.collect()  # the graph refers to itself
     trim_heap()
@@ -119,11 +114,13 @@ def _working_copy(module: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor
     """
     for dtype in TOLERANCES:
         try:
-            tried = copy.deepcopy(module).cpu().eval().to(dtype)
-            inputs = example.cpu().to(dtype) if example.is_floating_point() else example.cpu()
+            working_copy = copy.deepcopy(module).cpu().eval().to(dtype)
+            inputs = example.cpu()
+            if inputs.is_floating_point():
+                inputs = inputs.to(dtype)
             with torch.no_grad():
-                tried(inputs)
-            return tried, inputs
+                working_copy(inputs)
+            return working_copy, inputs
         except Exception as problem:  # of the user's own code
             failed = problem
     raise _not_traceable(failed)
@@ -152,7 +149,9 @@ def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
                 key="method.keep",
             )
     inside = tuple(f"{layer}." for layer in keep)
-    return {name for name in names if name in keep or name.startswith(inside)}
+    protected = set(keep)
+    protected.update(name for name in names if name.startswith(inside))
+    return protected
 
 
 def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[_Candidate]:
@@ -188,10 +187,14 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
                 if tensor not in can_be_cut:
                     candidate.problem = f"{tensor} is frozen, or used by several layers"
         visited.update(candidate.layers)
-        places = candidate.places
-        is_consumed = any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in places)
-        if is_consumed:  # otherwise it is an output of the network
+        if _is_consumed(module, candidate):
             yield candidate
+
+
+def _is_consumed(module: nn.Module, candidate: _Candidate) -> bool:
+    """Whether a layer takes these channels as inputs: otherwise they are outputs of the network."""
+    places = candidate.places
+    return any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in places)
 
 
 def _dependency_graph(module: nn.Module, example: Tensor) -> Any:
@@ -212,8 +215,8 @@ def _unshared_tensors(module: nn.Module, layout: Layout) -> set[str]:
     """Return the buffers, and the trainable parameters that one layer alone uses."""
     uses: Counter[int] = Counter()
     for layer in module.modules():
-        uses.update(id(parameter) for parameter in layer.parameters(recurse=False))
-    names = {name for name, _ in module.named_buffers()}
+        uses.update(map(id, layer.parameters(recurse=False)))
+    names = set(dict(module.named_buffers()))
     for name, parameter in module.named_parameters():
         if name in layout.by_name and uses[id(parameter)] == 1:
             names.add(name)
@@ -233,14 +236,16 @@ def _tensors_of(
     """
     target = node.module
     if isinstance(target, nn.Parameter):
-        return [(parameters[id(target)], node.pruning_dim)] if id(target) in parameters else []
+        if id(target) not in parameters:
+            return []
+        return [(parameters[id(target)], node.pruning_dim)]
     if not isinstance(target, nn.Module) or target not in names:
         return []  # an operation without parameters
     name = names[target]
-    tensors = [key for key, _ in target.named_parameters(recurse=False)]
+    tensors = list(dict(target.named_parameters(recurse=False)))
     match target:
         case _ConvNd() if target.groups == 1:
-            output = 1 if isinstance(target, _ConvTransposeNd) else 0
+            output = int(isinstance(target, _ConvTransposeNd))
             places = [("weight", output), ("bias", 0)] if is_output else [("weight", 1 - output)]
         case _ConvNd() if target.groups == target.out_channels == target.in_channels:
             places = [("weight", 0), ("bias", 0)]
@@ -262,8 +267,10 @@ def _tensors_of(
                 if buffer.ndim == 1:
                     places.append((key, 0))
                     tensors.append(key)
+        case nn.PReLU() if target.num_parameters > 1:
+            places = [("weight", 0)]
         case nn.PReLU():
-            places = [("weight", 0)] if target.num_parameters > 1 else []
+            places = []  # one slope for all channels
         case _ if not tensors and not list(target.children()):
             places = []  # an activation or a pooling layer
         case _:
@@ -294,32 +301,42 @@ def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate])
             array[positions] = first_unit + channels // group.channels
         first_unit += group.units
 
-    axes = {place: tuple(array.tolist()) for place, array in arrays.items()}
-    distinct_axes = tuple(dict.fromkeys(axes.values()))
-    index = {place: distinct_axes.index(axis) for place, axis in axes.items()}
+    distinct_axes: dict[Axis, AxisIndex] = {}
+    index = {}
+    buffer_axes = {}
+    for (tensor, dim), array in arrays.items():
+        axis = distinct_axes.setdefault(tuple(array.tolist()), len(distinct_axes))
+        index[tensor, dim] = axis
+        if tensor not in layout.by_name:
+            buffer_axes[tensor] = axis
     parameter_axes = []
     for name, shape in layout.by_name.items():
         parameter_axes.append(tuple(index.get((name, dim)) for dim in range(len(shape))))
-    buffer_axes = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
     return ChannelLayout(
         layout.names,
         layout.shapes,
         tuple(candidate.group for candidate in candidates),
-        distinct_axes,
+        tuple(distinct_axes),
         tuple(parameter_axes),
         tuple(_output_dim(module, name) for name in layout.names),
         buffer_axes,
     )
 
 
-def _all_can_be_cut(
+def _verified(
     module: nn.Module, example: Tensor, layout: Layout, candidates: Sequence[_Candidate]
-) -> bool:
-    """Whether all groups can be left out at once, which saves trying each."""
-    try:
-        return _is_same_function(module, example, _layout(module, layout, candidates))
-    except Exception:  # found again, and named, when each is tried
-        return False
+) -> Sequence[_Candidate]:
+    """Return the groups that can be left out."""
+    try:  # all at once, which saves trying each
+        if _is_same_function(module, example, _layout(module, layout, candidates)):
+            return candidates
+    except Exception:  # raised again, and named, when each is tried
+        pass
+    verified = []
+    for candidate in candidates:
+        if _can_be_cut(module, example, layout, candidate):
+            verified.append(candidate)
+    return verified
 
 
 def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _Candidate) -> bool:
@@ -386,12 +403,11 @@ def masked(module: nn.Module, mask: ChannelMask) -> Iterator[nn.Module]:
     statistics over the others, as the small network's does (docs/deviations.md).
     """
     layout = mask.layout
-    axes = dict(zip(layout.names, layout.axes, strict=True))
     flags = dict(zip(layout.names, layout.views(torch.from_numpy(mask.flags())), strict=True))
     saved = {name: module.get_parameter(name).detach().clone() for name in layout.names}
     hooks = []
     for name, layer in module.named_modules():
-        axis = axes.get(f"{name}.weight", (None,))[0]
+        axis = layout.channel_axis(name)
         if axis is None or not isinstance(layer, (nn.GroupNorm, *NORMS_OF_ALL)):
             continue
         units = layout.axis_units[axis]

@@ -28,7 +28,8 @@ LayerDensities = Literal["erk", "uniform"]
 class Layout:
     """Name, shape and slice of every trainable parameter, in order; and the masks of such a model.
 
-    Masks leave out single weights; those of a `ChannelLayout` (channels/units.py) whole channels.
+    Masks leave out single weights; those of a `channels/channel_mask.py: ChannelLayout` leave out
+    whole channels.
     """
 
     names: tuple[str, ...]

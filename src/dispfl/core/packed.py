@@ -1,7 +1,7 @@
 """Masks and models as peers keep and exchange them: bits, and the values that they keep.
 
 A mask answers everything that depends on what it leaves out. `WeightMask` leaves out single
-weights, as in the paper; `channels/units.py: ChannelMask` leaves out whole channels.
+weights, as in the paper; `channels/channel_mask.py: ChannelMask` leaves out whole channels.
 """
 
 from abc import ABC, abstractmethod

@@ -3,7 +3,7 @@ keep a weight.
 
 The paper masks single weights. With `structure = "channels"` the same algorithm masks whole
 channels and hidden units, and a peer trains the small dense network that is left: sparsity then
-saves time (channels/units.py).
+saves time (channels/channel_mask.py).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""How many units of each group a peer keeps, and which ones at first."""
+"""Which units a peer keeps: how many of each group, which at first, and which are replaced."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from dispfl.channels.block_average import parameter_arrays
 from dispfl.channels.units import Flags, UnitGroup
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
+
+Scores = NDArray[np.float64]
 
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
@@ -41,7 +46,8 @@ def unit_counts(layout: "ChannelLayout", density: float, layers: str) -> tuple[i
         ideal = [(group.units * group.channels) ** -0.5 for group in layout.groups]
     _check_density(layout, density, budget)
 
-    low, high = 0.0, 1.0 / min(ideal)
+    low = 0.0
+    high = 1.0 / min(ideal)
     for _ in range(50):
         middle = (low + high) / 2
         if _weights(layout, _rounded(layout, ideal, middle)) <= budget:
@@ -58,7 +64,7 @@ def unit_counts(layout: "ChannelLayout", density: float, layers: str) -> tuple[i
 
 def _check_density(layout: "ChannelLayout", density: float, budget: float) -> None:
     """Refuse a density that is too small for the fewest units of each group."""
-    fewest_weights = _weights(layout, [_least(group) for group in layout.groups])
+    fewest_weights = _weights(layout, list(map(_least, layout.groups)))
     if fewest_weights <= budget:
         return
     reason = ""
@@ -115,7 +121,9 @@ def _least(group: UnitGroup) -> int:
 
     Two of each norm group, because the normalization of one may be constant.
     """
-    return 1 if group.strata == 1 else min(group.units, 2 * group.strata)
+    if group.strata == 1:
+        return 1
+    return min(group.units, 2 * group.strata)
 
 
 def _step(group: UnitGroup) -> int:
@@ -123,9 +131,10 @@ def _step(group: UnitGroup) -> int:
 
     A multiple of its strata, and of 8 channels if it is large.
     """
-    step = group.strata
-    kernel = lcm(step * group.channels, KERNEL) // group.channels
-    return kernel if group.units >= LARGE * kernel else step
+    kernel_step = lcm(group.strata * group.channels, KERNEL) // group.channels
+    if group.units >= LARGE * kernel_step:
+        return kernel_step
+    return group.strata
 
 
 def _rounded(layout: "ChannelLayout", ideal: Sequence[float], factor: float) -> list[int]:
@@ -138,7 +147,7 @@ def _rounded(layout: "ChannelLayout", ideal: Sequence[float], factor: float) -> 
 
 
 def _weights(layout: "ChannelLayout", counts: Sequence[int]) -> int:
-    return sum(layout.weights_per_layer(_first_units(layout, counts)))
+    return sum(kept_weights(layout, counts))
 
 
 def _first_units(layout: "ChannelLayout", counts: Sequence[int]) -> Flags:
@@ -167,3 +176,67 @@ def random_units(
             order = torch.randperm(len(stratum), generator=rng).numpy()
             stratum[order[: count // group.strata]] = True
     return layout.mask(flags)
+
+
+def unit_strengths(values: Tensor, mask: "ChannelMask") -> Scores:
+    """Return the mean square of each unit's incoming weights times that of its outgoing weights.
+
+    It is 0 for a unit that is not held. Scaling a ReLU unit's inputs by c and its outputs by 1/c
+    changes neither the network nor this number. Biases and norms do not count.
+    """
+    layout = mask.layout
+    totals = np.zeros((2, layout.units + 1))
+    counts = np.zeros((2, layout.units + 1))
+    held_units = []
+    for units, positions in zip(layout.axis_arrays, mask.positions, strict=True):
+        held_units.append(units[positions])
+
+    arrays = parameter_arrays(mask.small, values)
+    for array, axes, output in zip(arrays, layout.axes, layout.output_dims, strict=True):
+        if array.ndim < 2:
+            continue
+        squares = array**2
+        for dim, axis in enumerate(axes):
+            if axis is None:
+                continue
+            side = int(dim != output)  # 0: incoming, 1: outgoing
+            other_dims = tuple(k for k in range(squares.ndim) if k != dim)
+            sums = squares.sum(other_dims, dtype=np.float64)
+            np.add.at(totals[side], held_units[axis], sums)
+            np.add.at(counts[side], held_units[axis], squares.size / max(1, squares.shape[dim]))
+
+    means = np.divide(totals, counts, out=totals, where=counts > 0)
+    return np.asarray((means[0] * means[1])[:-1])
+
+
+def replace_units(
+    mask: "ChannelMask", strength: Scores, growth: Scores, rate: float, *, rng: torch.Generator
+) -> "ChannelMask":
+    """Return the next mask: in each group, prune the weakest kept units and regrow as many others.
+
+    Algorithm 2 for whole units. A group replaces rate * kept units on average: the fraction that
+    is left over is rounded at random, because a group may have few units. A unit regrows in the
+    norm group of a pruned one, those with the largest growth score first, so kept counts never
+    change. Just-pruned units do not regrow.
+    """
+    layout = mask.layout
+    next_units = mask.units.copy()
+    for group, where in zip(layout.groups, layout.group_slices, strict=True):
+        units = np.arange(where.start, where.stop)
+        stratum = (units - where.start) // (group.units // group.strata)
+        candidates = []
+        for index in range(group.strata):
+            empty = units[(stratum == index) & ~mask.units[where]]
+            best_last = np.argsort(growth[empty], kind="stable")
+            candidates.append(list(empty[best_last]))
+
+        kept_units = units[mask.units[where]]
+        weakest_first = kept_units[np.argsort(strength[kept_units], kind="stable")]
+        count = int(rate * len(kept_units) + float(torch.rand((), generator=rng)))
+        for unit in weakest_first:
+            in_same_stratum = candidates[stratum[unit - where.start]]
+            if count > 0 and in_same_stratum:
+                next_units[unit] = False
+                next_units[in_same_stratum.pop()] = True
+                count -= 1
+    return layout.mask(next_units)
