@@ -24,8 +24,7 @@ class Topology(Component):
 
     table: ClassVar[str] = "topology"
     offline_prob: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a peer is offline in a round. An offline peer neither sends nor
-    receives."""
+    """The probability that a peer is offline in a round: it neither sends nor receives then."""
     offline: Literal["train", "skip"] = "train"
     """What an offline peer does: train alone (as in the authors' code), or skip the round."""
 
@@ -48,7 +47,7 @@ class Topology(Component):
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
         """Return the peers that take part in the exchange of round t.
 
-        Deviation 6: no others do, either way.
+        Deviation 6: an offline peer neither sends nor receives.
         """
         if not self.offline_prob:
             return set(roster)
@@ -56,10 +55,7 @@ class Topology(Component):
         return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= threshold}
 
     def online_neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return the neighbours of each online peer in round t that are online too.
-
-        In roster order.
-        """
+        """Return the online neighbours of each online peer in round t, in roster order."""
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
         peers = set(roster)
@@ -118,7 +114,10 @@ class Full(Topology):
     name: Literal["full"] = "full"
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        return {k: [j for j in roster if j != k] for k in roster}
+        graph = {}
+        for k in roster:
+            graph[k] = [j for j in roster if j != k]
+        return graph
 
     def row(
         self, seed: int, t: int, roster: Sequence[str], peer: str
@@ -181,8 +180,11 @@ class RandomRegular(Topology):
 
     name: Literal["random"] = "random"
     degree: int = Field(default=4, ge=1)
-    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at
-    real sites, whose number changes, so is any degree."""
+    """Neighbours of a peer in a round.
+
+    The default is lowered where there are fewer other peers; at real sites, whose number changes,
+    so is any degree.
+    """
 
     def resolved(self, peers: int) -> Topology:
         if self.degree < peers or "degree" in self.model_fields_set:

@@ -58,7 +58,7 @@ def masked_mean(models: Iterable["PackedModel"], fallback: Tensor) -> Tensor:
 class AlignedWeights(NamedTuple):
     """The same weights of several models, for averages that compare models with each other."""
 
-    own: Chunk
+    own_chunk: Chunk
     """Our model."""
     keeps: Tensor | None
     """Which of the weights we keep from now on; the others are ignored.
@@ -77,11 +77,12 @@ def aligned_chunks(
     """Yield the weights of all models in chunks; `own` is the index of our model."""
     chunks = [model.chunks() for model in models]
     all_dense = all(model.mask.kept == m_k.numel() for model in models)
-    complete = bool(m_k.numpy().all()) and all_dense
+    complete = all_dense and bool(m_k.numpy().all())
     for where in chunk_slices(m_k.numel()):
         own_chunk = next(chunks[own])
         rows = chain(map(next, chunks[:own]), [own_chunk], map(next, chunks[own + 1 :]))
-        yield AlignedWeights(own_chunk, None if complete else m_k[where], rows, average[where])
+        keeps = None if complete else m_k[where]
+        yield AlignedWeights(own_chunk, keeps, rows, average[where])
 
 
 def _sums(models: Iterable["PackedModel"], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
@@ -93,7 +94,8 @@ def _sums(models: Iterable["PackedModel"], size: int) -> Iterator[tuple[slice, F
     chunks = [model.chunks() for model in models]
     longest = min(CHUNK, size)
     sums = torch.empty(longest)
-    counts = torch.empty(longest, dtype=torch.uint8 if len(chunks) < 256 else torch.int32)
+    count_type = torch.uint8 if len(chunks) < 256 else torch.int32
+    counts = torch.empty(longest, dtype=count_type)
     for where in chunk_slices(size):
         length = where.stop - where.start
         total = sums[:length].zero_()

@@ -13,23 +13,23 @@ from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import ConfigError
 
 Precision = Literal["float32", "bf16"]
-"""The precision of forward and backward passes. Weights, steps, averages, losses and messages are
-always float32."""
+"""The precision of forward and backward passes; all else is float32, messages included."""
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def resolve_device(device: str) -> str:
     """Return a device that is available here; for "auto" the fastest: cuda, then mps, then cpu."""
-    if device == "auto":
-        return next(kind for kind, count in _devices().items() if count)
-    check_device(device)
-    return device
+    if device != "auto":
+        check_device(device)
+        return device
+    available = [name for name, count in _devices().items() if count]
+    return available[0]
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not available here; `cuda:1` is the second of its kind."""
-    kind, _, number = device.partition(":")
-    count = _devices().get(kind, 0)
+    """Refuse a device that is not available here; `cuda:1` is the second of its name."""
+    name, _, number = device.partition(":")
+    count = _devices().get(name, 0)
     if not count or (number and not (number.isdecimal() and int(number) < count)):
         raise ConfigError(
             f"device is {device!r}, which this machine or this build of torch does not have; use"
@@ -39,7 +39,7 @@ def check_device(device: str) -> None:
 
 
 def _devices() -> dict[str, int]:
-    """Return the number of devices of each kind, the fastest kind first."""
+    """Return the number of devices by name, the fastest first."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
@@ -148,8 +148,10 @@ class FlatModule:
         self.weights.copy_(weights)
         self._buffers = buffers
         for name in self.buffer_names:
+            buffer = buffers[name]
             positions = self._buffer_positions(name)
-            buffer = buffers[name] if positions is None else buffers[name][positions]
+            if positions is not None:
+                buffer = buffer[positions]
             self.module.get_buffer(name).copy_(buffer)
 
     def read(self) -> Tensor:
@@ -170,7 +172,9 @@ class FlatModule:
 
     def _buffer_positions(self, buffer: str) -> Tensor | None:
         """Return which entries of a peer's buffer a small network has; None: all."""
-        return None if self.mask is None else self.mask.buffer_positions(buffer)
+        if self.mask is None:
+            return None
+        return self.mask.buffer_positions(buffer)
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -188,7 +192,8 @@ def _check_parameters(module: nn.Module) -> None:
         raise ConfigError(
             "The model has no trainable parameters: at least one must have requires_grad=True."
         )
-    wrong_types = {str(parameter.dtype) for parameter in parameters} - {"torch.float32"}
+    types = {str(parameter.dtype) for parameter in parameters}
+    wrong_types = types - {"torch.float32"}
     if wrong_types:
         raise ConfigError(
             f"The model's parameters must be float32, got {', '.join(sorted(wrong_types))}: call"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise, starmap
 from math import prod
 from typing import ClassVar, Literal
 
@@ -40,7 +40,7 @@ class Layout:
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, Sequence[int]]) -> "Layout":
         """The layout of parameters with these shapes, in the mapping's order."""
-        return cls(tuple(shapes), tuple(tuple(shape) for shape in shapes.values()))
+        return cls(tuple(shapes), tuple(map(tuple, shapes.values())))
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
@@ -54,13 +54,13 @@ class Layout:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of weights of each parameter."""
-        return tuple(prod(shape) for shape in self.shapes)
+        return tuple(map(prod, self.shapes))
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
         """The slice of each parameter in the flat vector."""
-        ends = tuple(accumulate(self.sizes))
-        return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
+        bounds = accumulate(self.sizes, initial=0)
+        return tuple(starmap(slice, pairwise(bounds)))
 
     @cached_property
     def size(self) -> int:

@@ -34,11 +34,15 @@ class Measure:
 
     def text(self, value: float | None) -> str:
         """Return a value as it is printed, or a dash for None."""
-        return "–" if value is None else f"{value:{self.format}}"
+        if value is None:
+            return "–"
+        return f"{value:{self.format}}"
 
     def gain(self, value: float, other: float) -> float:
         """Return by how much a value is better than another: negative if it is worse."""
-        return value - other if self.higher_is_better else other - value
+        if self.higher_is_better:
+            return value - other
+        return other - value
 
     def best(self, values: Iterable[float]) -> float:
         """Return the best of some values."""
@@ -105,10 +109,11 @@ MetricLike = Metric | MetricFunction | str
 """A metric, a function whose name says its direction, or the name of a built-in metric."""
 
 
-def as_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
-    """Return metrics that are given as one or several, the main one first."""
-    several = given if isinstance(given, (list, tuple)) else [given]
-    metrics = tuple(map(as_metric, several))
+def as_metrics(metric: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
+    """Return one or several metrics as a tuple, the main one first."""
+    if not isinstance(metric, (list, tuple)):
+        return (as_metric(metric),)
+    metrics = tuple(map(as_metric, metric))
     names = [metric.name for metric in metrics]
     if not metrics:
         raise ConfigError(
@@ -122,17 +127,17 @@ def as_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
     return metrics
 
 
-def as_metric(given: Any) -> Metric:
-    """Return a metric that is given as such, as a function or by name."""
-    if isinstance(given, Metric):
-        return given
-    if not isinstance(given, str):
-        return Metric(given)
-    if given not in METRICS:
+def as_metric(metric: Any) -> Metric:
+    """Return a metric: one itself, of a function, or a built-in one by name."""
+    if isinstance(metric, Metric):
+        return metric
+    if not isinstance(metric, str):
+        return Metric(metric)
+    if metric not in METRICS:
         raise ConfigError(
-            f"metric {given!r} does not exist. {did_you_mean(given, METRICS)}", key="metric"
+            f"metric {metric!r} does not exist. {did_you_mean(metric, METRICS)}", key="metric"
         )
-    return METRICS[given]
+    return METRICS[metric]
 
 
 def _direction(name: str) -> bool:
@@ -202,7 +207,9 @@ def _f1(predicted: Tensor, actual: Tensor) -> float:
     """Return 2 TP / (2 TP + FP + FN); 0 where nothing is predicted or actual."""
     true_positives = int((predicted & actual).sum())
     total = int(predicted.sum()) + int(actual.sum())
-    return 2 * true_positives / total if total else 0.0
+    if total == 0:
+        return 0.0
+    return 2 * true_positives / total
 
 
 def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:

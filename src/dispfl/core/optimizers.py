@@ -45,15 +45,16 @@ def own_optimizer(make: OptimizerFactory, flat: Tensor, layout: Layout, scale: f
             f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}.",
             key="optimizer",
         )
-    groups = optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
     if len(parameters) != 1 or parameters[0] is not flat:
         raise ConfigError(
             "The optimizer has other parameters than the flat weights; build it like"
             " torch.optim.Adam([weights]).",
             key="optimizer",
         )
-    for group in groups:
+    for group in optimizer.param_groups:
         group["lr"] = group["lr"] * scale
     return optimizer
 
@@ -144,7 +145,9 @@ def sgd_step(
     else:
         weights.add_(grad, alpha=-lr * scale)
     if noise is not None:
-        weights.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
+        if bits is not None:
+            keep_(noise, bits)
+        weights.add_(noise, alpha=-lr)
 
 
 def optimizer_step(

@@ -241,7 +241,9 @@ class WeightMask(Mask):
         gradient: Tensor | None,
         rng: torch.Generator,
     ) -> "WeightMask":
-        growth = torch.rand(weights.shape, generator=rng) if gradient is None else gradient
+        growth = gradient
+        if growth is None:
+            growth = torch.rand(weights.shape, generator=rng)
         return WeightMask.pack(prune_and_regrow(weights, self.unpack(), growth, rate, layout))
 
 
@@ -258,10 +260,13 @@ class PackedModel:
 
         Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes.
         """
-        packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
-        flags = mask.numpy() if isinstance(mask, Tensor) else mask.flags()
+        if isinstance(mask, Tensor):
+            flags = mask.numpy()
+            mask = WeightMask.pack(mask)
+        else:
+            flags = mask.flags()
         values = select(weights.numpy(), flags, allocate=allocate)
-        return cls(torch.from_numpy(values).add_(0.0), packed)
+        return cls(torch.from_numpy(values).add_(0.0), mask)
 
     @classmethod
     def under(cls, weights: Tensor, mask: Mask) -> "PackedModel":
@@ -294,11 +299,7 @@ class PackedModel:
             flags = np.unpackbits(in_bytes, count=where.stop - where.start, bitorder="little")
             positions = np.flatnonzero(flags.view(np.bool_))
             end = begin + len(positions)
-            yield (
-                torch.from_numpy(flags),
-                torch.from_numpy(positions),
-                self.values[begin:end],
-            )
+            yield torch.from_numpy(flags), torch.from_numpy(positions), self.values[begin:end]
             begin = end
 
 

@@ -16,8 +16,7 @@ class Samples(Protocol):
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """With a generator: shuffled and augmented, for training. Without: in order and as they
-        are."""
+        """Yield all samples: shuffled and augmented if there is a generator, else as they are."""
         ...
 
     def take(self, rows: Tensor) -> "Samples":

@@ -27,28 +27,30 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[s
     again for the rest. Deviation 1: all parameters take part, biases and norms included
     (docs/deviations.md).
     """
-    sizes = {name: prod(shape) for name, shape in shapes.items()}
-    total = sum(sizes.values())
-    raw = {name: _raw_density(shape) for name, shape in shapes.items()}
-    dense: set[str] = set()
+    budget = density * sum(map(prod, shapes.values()))
+    sparse = dict(shapes)
+    dense_size = 0
     while True:
-        sparse = [name for name in shapes if name not in dense]
-        budget = density * total - sum(sizes[name] for name in dense)
-        share = sum(raw[name] * sizes[name] for name in sparse)
-        eps = budget / share if share else 0.0
+        raw_size = sum(_raw_density(shape) * prod(shape) for shape in sparse.values())
+        eps = (budget - dense_size) / raw_size if raw_size else 0.0
 
         densities = dict.fromkeys(shapes, 1.0)
-        for name in sparse:
-            densities[name] = eps * raw[name]
-        too_dense = {name for name in shapes if densities[name] > 1.0}
+        too_dense = []
+        for name, shape in sparse.items():
+            densities[name] = eps * _raw_density(shape)
+            if densities[name] > 1.0:
+                too_dense.append(name)
         if not too_dense:
             return densities
-        dense |= too_dense
+        for name in too_dense:
+            dense_size += prod(sparse.pop(name))
 
 
 def _raw_density(shape: Sequence[int]) -> float:
     size = prod(shape)
-    return sum(shape) / size if size and shape else 1.0
+    if not shape or not size:
+        return 1.0
+    return sum(shape) / size
 
 
 def uniform_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:

@@ -10,14 +10,15 @@ from dispfl.core.metric import METRICS, Metric, MetricLike, as_metrics
 from dispfl.errors import ConfigError
 
 CLASSIFICATION = (functional.cross_entropy, functional.nll_loss)
-"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of
-these."""
+"""Losses of classification, whose metric is the accuracy unless stated; torch's modules too."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The loss to minimize and the metrics to report, the main one first; by default those of
-    classification."""
+    """The loss to minimize and the metrics to report, the main one first.
+
+    By default those of classification.
+    """
 
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     metrics: tuple[Metric, ...] = (METRICS["accuracy"],)
@@ -28,8 +29,10 @@ class Task:
         loss: Callable[[Tensor, Tensor], Tensor],
         metric: MetricLike | Sequence[MetricLike] | None = None,
     ) -> "Task":
-        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of
-        no classification."""
+        """Return the task of a loss, and of one or several metrics.
+
+        Only losses of classification have a default metric.
+        """
         if metric is not None:
             return cls(loss, as_metrics(metric))
         if loss not in CLASSIFICATION and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):

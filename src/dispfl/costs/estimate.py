@@ -46,8 +46,7 @@ from dispfl.wire.codec import Codec, Wire
 
 MB = 1e6
 MAX_DRAWN_WEIGHTS = 20_000_000
-"""Up to this many weights in all, the masks of all peers are drawn; beyond it, those of two peers
-per density."""
+"""Up to this many weights in all, the masks of all peers are drawn; else two per density."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,7 @@ class LayerCost:
     flops: float
     """Operations of one sample's forward pass."""
     small_shape: tuple[int, ...] | None = None
-    """Its shape in the small network, where masks are of channels and all peers have the same
-    density."""
+    """Its shape in the small network; None unless all peers have channel masks of one density."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,7 @@ class RoundCosts:
     flops_per_peer: float
     """The local training of a peer, mean over peers."""
     dense_layers: tuple[str, ...] = ()
-    """With masks of channels: the layers that stay whole, because none of their units can be left
-    out."""
+    """With masks of channels: the layers that stay whole, because they have no units to omit."""
     fixed_flops: int = 0
     """Operations of one sample's forward pass that no parameter has, as in attention."""
     omission: str | None = None
@@ -206,9 +203,10 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     for density, counts in kept_counts.items():
         peers = densities.count(density)
         groups.append(GroupCost(density, peers, sum(counts), flops[density]))
+
     messages = []
     for sender, receiver in links(inputs.context):
-        peer = receiver if sender == SERVER else sender
+        peer = _peer_of_link(sender, receiver)
         size = BYTES_PER_VALUE * sum(kept_counts[inputs.densities[peer]])
         messages.append(MessageCost(sender, receiver, size, 0))
     ledger = Ledger.of(messages)
@@ -232,19 +230,19 @@ def _layer_costs(
     layout = inputs.layout
     small_shapes = _small_shapes(inputs)
     for i, (name, shape) in enumerate(layout.by_name.items()):
-        mean = fmean(kept_counts[density][i] for density in inputs.densities.values())
-        small_shape = small_shapes[i] if small_shapes else None
-        flops = mean * forward.per_weight[i]
-        yield LayerCost(name, shape, layout.sizes[i], mean, flops, small_shape)
+        mean_kept = fmean(kept_counts[density][i] for density in inputs.densities.values())
+        flops = mean_kept * forward.per_weight[i]
+        yield LayerCost(name, shape, layout.sizes[i], mean_kept, flops, small_shapes.get(name))
 
 
-def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
-    """Return the shapes of the small network's parameters; None unless all peers share them."""
+def _small_shapes(inputs: CostInputs) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the small network's parameters; empty unless all peers share them."""
     if not inputs.method.masks_channels or len(set(inputs.densities.values())) > 1:
-        return None
+        return {}
     peer = inputs.roster[0]
     mask = initial_states(inputs.context, {peer})[peer].next_mask
-    return None if mask.small is None else mask.small.shapes
+    assert mask.small is not None
+    return mask.small.by_name
 
 
 @cache
@@ -287,8 +285,10 @@ def links(context: RunContext) -> Iterator[tuple[str, str]]:
     """Yield who sends a model to whom in round 0, as (sender, receiver)."""
     if isinstance(context.method, ServerMethod):
         cohort = server_cohort(context, context.method, 0)
-        yield from ((SERVER, peer) for peer in cohort)
-        yield from ((peer, SERVER) for peer in cohort)
+        for peer in cohort:
+            yield SERVER, peer
+        for peer in cohort:
+            yield peer, SERVER
         return
     graph = exchange_graph(context, 0)
     no_state = empty_state(Layout((), ()))
@@ -297,8 +297,19 @@ def links(context: RunContext) -> Iterator[tuple[str, str]]:
             yield sender, peer
 
 
-def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -> float:
-    return sum(count for (_, receiver), count in sent.items() if receiver != SERVER) / len(roster)
+def _peer_of_link(sender: str, receiver: str) -> str:
+    """Return the peer whose mask a model is sent under: the sender, or whom the server sends to."""
+    if sender == SERVER:
+        return receiver
+    return sender
+
+
+def _mean_download(bytes_by_link: Mapping[tuple[str, str], int], roster: Sequence[str]) -> float:
+    downloaded = 0
+    for (_, receiver), count in bytes_by_link.items():
+        if receiver != SERVER:
+            downloaded += count
+    return downloaded / len(roster)
 
 
 def wire_costs(inputs: CostInputs) -> WireCosts:
@@ -331,13 +342,17 @@ def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
     """
     drawn = {SERVER: (SERVER, SERVER)}
     if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS or _needs_only_masks(inputs):
-        return drawn | {peer: (peer, peer) for peer in inputs.roster}
+        for peer in inputs.roster:
+            drawn[peer] = (peer, peer)
+        return drawn
+
     by_density: dict[float, list[str]] = {}
     for peer, density in inputs.densities.items():
         by_density.setdefault(density, []).append(peer)
-    for peer, density in inputs.densities.items():
-        sender, *receivers = by_density[density][:2]
-        drawn[peer] = (sender, receivers[0] if receivers else sender)
+    for peers in by_density.values():
+        first_two = peers[:2]
+        for peer in peers:
+            drawn[peer] = (first_two[0], first_two[-1])
     return drawn
 
 
@@ -366,8 +381,10 @@ def _message_sizes(
     context: RunContext, codec: Codec, states: Mapping[str, PeerState], sender: str, receiver: str
 ) -> tuple[int, int]:
     """Return the bytes of the request for a model (0 where models are pushed) and of the model."""
-    peer = receiver if sender == SERVER else sender
-    task = PeerTask(peer, 0, server=states.get(SERVER))
-    mask = None if SERVER in (sender, receiver) else requested_mask(context, states[receiver])
+    task = PeerTask(_peer_of_link(sender, receiver), 0, server=states.get(SERVER))
+    mask = None
+    if SERVER not in (sender, receiver):
+        mask = requested_mask(context, states[receiver])
     model = sent_model(context, task, sender, states)
-    return request_size(codec, mask), deliver(context, codec, model, mask, sender, receiver, 0).wire
+    delivered = deliver(context, codec, model, mask, sender, receiver, 0)
+    return request_size(codec, mask), delivered.wire

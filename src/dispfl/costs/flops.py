@@ -34,18 +34,15 @@ TRAINING = 3
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Operations of one forward pass on one sample, for each kept weight of each parameter of a
-    layout."""
+    """Operations of one forward pass on one sample, for each kept weight of each parameter."""
 
     per_weight: tuple[float, ...]
-    """Means over a parameter, where its parts are not used equally often: whole numbers
-    otherwise."""
+    """Whole numbers, or means over a parameter whose weights are not used equally often."""
     sizes: tuple[int, ...]
     fixed: int = 0
     """Operations of products without a trained weight, as in attention: no mask saves them."""
     uncounted: tuple[str, ...] = ()
-    """The parts of the network whose operations are not counted, apart from those that are free in
-    the paper."""
+    """Parts of the network that are not counted, apart from those that are free in the paper."""
 
     def dense(self) -> int:
         """Return the operations with every weight kept."""
@@ -57,13 +54,11 @@ class ForwardCost:
         return self.fixed + round(sum(cost * count for cost, count in costs))
 
     def training(self, kept: Sequence[float], samples: int) -> int:
-        """Return the operations of training on some samples, with this many weights kept in each
-        parameter."""
+        """Return the operations of training on some samples, with these kept weights."""
         return TRAINING * samples * self.sparse(kept)
 
     def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
-        """Return the operations of a peer's round: the samples it trains on, plus one dense batch
-        for a mask search."""
+        """Return the operations of a peer's round, with a dense batch to search the next mask."""
         return self.training(kept, samples) + self.training(self.sizes, search_batch)
 
     @property
@@ -93,21 +88,24 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
             module(sample)
     except Exception:
         module(sample)  # an error of the network itself is raised here
-        nothing = (f"anything of {type(module).__name__}, which torch cannot count",)
-        return ForwardCost((0,) * len(layout.sizes), layout.sizes, 0, nothing)
+        everything = (f"anything of {type(module).__name__}, which torch cannot count",)
+        return ForwardCost((0,) * len(layout.sizes), layout.sizes, uncounted=everything)
     finally:
         module.train(training)
-    trained = set(layout.names)
-    frozen = sum(count for name, count in counter.operations.items() if name not in trained)
-    sizes = zip(layout.names, layout.sizes, strict=True)
-    per_weight = [_quotient(counter.operations[name], size) for name, size in sizes]
-    missed = (*_uncounted_layers(module, layout, counter.operations), *sorted(counter.unknown))
-    return ForwardCost(tuple(per_weight), layout.sizes, counter.without_weight + frozen, missed)
+
+    fixed = counter.without_weight
+    for name, operations in counter.operations.items():
+        if name not in layout.by_name:  # a frozen parameter
+            fixed += operations
+    per_weight = []
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        per_weight.append(_quotient(counter.operations[name], size))
+    uncounted = (*_uncounted_layers(module, layout, counter.operations), *sorted(counter.unknown))
+    return ForwardCost(tuple(per_weight), layout.sizes, fixed, uncounted)
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of all tensor operations in its context, by the parameter that they
-    use."""
+    """Counts the operations on tensors in its context, by the parameter that they use."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -121,43 +119,48 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do not wrap the method below for torch.compile, which would import it: 70 MB and a second
-        in every run."""
+        """Do not wrap the method below for torch.compile.
+
+        Importing that takes 70 MB and a second in every run.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        operation = func.overloadpacket
-        kind = operation.__name__
-        if operation in flop_registry:
-            operations = flop_registry[operation](*args, **kwargs, out_val=result)
-            self._count_product(operations, _FACTORS.get(kind, ()), args)
-            self._count_bias(_SUMMAND.get(kind), args, result)
-        elif kind in ("mv", "dot", "addmv"):
-            first = 1 if kind == "addmv" else 0
-            self._count_product(2 * args[first].numel(), (first, first + 1), args)
-            self._count_bias(0 if kind == "addmv" else None, args, result)
-        elif kind == "mkldnn_rnn_layer":
+        operator = func.overloadpacket
+        name = operator.__name__
+        if operator in flop_registry:
+            operations = flop_registry[operator](*args, **kwargs, out_val=result)
+            self._count_product(operations, _FACTORS.get(name, ()), args)
+            self._count_bias(_SUMMAND.get(name), args, result)
+        elif name in ("mv", "dot", "addmv"):
+            factors = _FACTORS[name]
+            self._count_product(2 * args[factors[0]].numel(), factors, args)
+            self._count_bias(_SUMMAND.get(name), args, result)
+        elif name == "mkldnn_rnn_layer":
             # Input, weights and biases: those of the input, then those of the state.
             positions = args[0].numel() // args[0].shape[-1]
             for place, per_weight in ((1, 2), (2, 2), (3, 1), (4, 1)):
                 self._charge(args[place], per_weight * args[place].numel() * positions)
-        elif kind in _ELEMENTWISE or kind in _LOOKUPS:
+        elif name in _ELEMENTWISE or name in _LOOKUPS:
             for used in args[:2]:
                 self._charge(used, result.numel())
-        elif kind == "cat":
+        elif name == "cat":
             for used in args[0]:
                 self._charge(used, used.numel())
-        elif kind.startswith("_embedding_bag"):
+        elif name.startswith("_embedding_bag"):
             self._charge(args[0], args[1].numel() * args[0].shape[1])
-        elif kind.startswith(_UNKNOWN):
-            self.unknown.add(f"{kind.removeprefix('_')} (an operation)")
+        elif name.startswith(_UNKNOWN):
+            self.unknown.add(f"{name.removeprefix('_')} (an operation)")
         return result
 
     def _count_product(self, operations: int, factors: Sequence[int], args: Sequence[Any]) -> None:
-        if not any(self._charge(args[k], operations) for k in factors if k < len(args)):
-            self.without_weight += operations
+        """Charge the first factor that is a weight; without one, no parameter has the costs."""
+        for place in factors:
+            if place < len(args) and self._charge(args[place], operations):
+                return
+        self.without_weight += operations
 
     def _count_bias(self, place: int | None, args: Sequence[Any], result: Tensor) -> None:
         if place is not None and place < len(args):
@@ -175,6 +178,9 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _FACTORS = {
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "addmv": (1, 2),
     "mm": (0, 1),
     "bmm": (0, 1),
     "addmm": (1, 2),
@@ -183,7 +189,7 @@ _FACTORS = {
     "_convolution": (1,),
 }
 """The arguments of products that may be weights."""
-_SUMMAND = {"addmm": 0, "baddbmm": 0, "convolution": 2, "_convolution": 2}
+_SUMMAND = {"addmv": 0, "addmm": 0, "baddbmm": 0, "convolution": 2, "_convolution": 2}
 """The argument that may be a bias."""
 _ELEMENTWISE = {"add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "_prelu_kernel"}
 _LOOKUPS = {"embedding", "index", "index_select", "gather"}
@@ -219,6 +225,7 @@ def _uncounted_layers(module: nn.Module, layout: Layout, operations: dict[str, i
 
 
 def _quotient(operations: int, size: int) -> float:
-    """Return the operations per weight, as an int where it is a whole number: sums of ints are
-    exact."""
-    return operations / size if operations % size else operations // size
+    """Return the operations per weight: an int if it is a whole number, because sums are exact."""
+    if operations % size == 0:
+        return operations // size
+    return operations / size

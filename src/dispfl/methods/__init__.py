@@ -1,2 +1,1 @@
-"""The methods: Dis-PFL and the paper's baselines, one file each, on the interface of
-`dispfl.methods.base`."""
+"""The methods: Dis-PFL and the paper's baselines, one file each, on the interface of `base`."""

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -51,11 +50,12 @@ class Method(Component):
 
     table: ClassVar[str] = "method"
     can_be_private: ClassVar[bool] = True
-    """Whether it uses a peer's training data to train only (`learn`, `gradient`), so that privacy
-    can be accounted."""
+    """Whether it uses a peer's data in `learn` and `gradient` only, where privacy is accounted."""
     evaluates_global: ClassVar[bool] = False
-    """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead
-    of their own."""
+    """Whether peers are evaluated with the global model instead of their own.
+
+    Then `global_model` and `evaluated_model` return it.
+    """
 
     @property
     def fine_tuning(self) -> "FineTuning | None":
@@ -74,8 +74,7 @@ class Method(Component):
 
     @property
     def depends_on_rounds(self) -> str:
-        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be
-        extended; else empty.
+        """Why a finished run cannot be extended to more rounds; empty if it can be.
 
         Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
         """
@@ -83,14 +82,12 @@ class Method(Component):
 
     @property
     def training_method(self) -> "Method":
-        """The method that trains in exactly the same way, and is only evaluated in another; by
-        default itself."""
+        """The method that trains in exactly the same way, even if it is evaluated differently."""
         return self
 
     @property
     def independent_init(self) -> bool:
-        """Whether each peer draws the weights that it starts from, instead of starting from those
-        of all."""
+        """Whether each peer draws its own first weights, instead of sharing them with all peers."""
         return False
 
     def private_steps(self, train: Train, samples: int) -> int:
@@ -100,8 +97,7 @@ class Method(Component):
     def training_rounds(
         self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]
     ) -> int:
-        """Return in how many rounds of a run a peer trains at most: what a privacy budget has to
-        last for."""
+        """Return in how many rounds a peer trains at most: a privacy budget lasts for as many."""
         return rounds
 
     def densities(self, peers: int) -> list[float]:
@@ -109,13 +105,14 @@ class Method(Component):
         return [1.0] * peers
 
     def resolved(self, topology: Topology, peers: int) -> Self:
-        """Return this method for a topology and a number of peers, with settings that follow from
-        them by default."""
+        """Return this method with the defaults that depend on topology and number of peers."""
         return self
 
     def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
-        """Return the layout of the network; `example` returns a batch of inputs, for methods that
-        try the network."""
+        """Return the layout of the network.
+
+        `example` returns a batch of inputs, for methods that try the network.
+        """
         return Layout.of(module)
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
@@ -129,20 +126,22 @@ class Method(Component):
         return tuple(state.next_mask.kept_per_layer(layout))
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
-        """Return which layers all peers keep whole in every round, so that no mask is sent for
-        them.
+        """Return for each layer whether all peers keep it whole in every round.
 
-        By default those that all keep whole in round 0. Override it in a method that prunes these
-        later.
+        No mask is sent for such a layer. By default it is what all keep whole in round 0. Override
+        it in a method that prunes these layers later.
         """
-        counts = [self.kept_counts(layout, density) for density in densities]
-        return [all(kept[i] == size for kept in counts) for i, size in enumerate(layout.sizes)]
+        always_dense = [True] * len(layout.sizes)
+        for density in densities:
+            for layer, kept_count in enumerate(self.kept_counts(layout, density)):
+                if kept_count < layout.sizes[layer]:
+                    always_dense[layer] = False
+        return always_dense
 
     def start(
         self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
     ) -> PeerState:
-        """Return a peer's state before round 0, from the weights that it starts from; by default
-        dense."""
+        """Return a peer's state before round 0, from its first weights; by default dense."""
         return initial_state(weights, torch.ones(layout.size, dtype=torch.bool))
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
@@ -150,8 +149,7 @@ class Method(Component):
         raise NotImplementedError
 
     def evaluated_model(self, state: PeerState, global_model: PackedModel) -> PackedModel:
-        """Return the model that a peer is evaluated with, given the global model; by default the
-        global model."""
+        """Return the model that a peer is evaluated with: by default the global model."""
         return global_model
 
 
@@ -173,8 +171,10 @@ class GossipMethod(Method):
     communicates: ClassVar[bool] = True
     """Whether peers exchange models at all."""
     pulls_masked: ClassVar[bool] = False
-    """Whether a peer uses only the weights under its own next mask, so that neighbours need not
-    send the others."""
+    """Whether a peer uses only the weights under its own next mask.
+
+    Then neighbours need not send the others.
+    """
 
     @property
     def gossips(self) -> bool:
@@ -187,16 +187,14 @@ class GossipMethod(Method):
     def choose(
         self, state: PeerState, neighbourhood: "Neighbourhood", *, rng: torch.Generator
     ) -> Sequence[str]:
-        """Return the peers to receive from: by default the topology's neighbours; any reachable
-        peers are allowed."""
+        """Return the reachable peers to receive from: by default the topology's neighbours."""
         return neighbourhood.neighbours
 
     @abstractmethod
     def step(
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
     ) -> PeerState:
-        """One peer's round: from its state and the received models, by sender, to its next
-        state."""
+        """Return a peer's next state, from its state and the received models, by sender."""
 
 
 SERVER = "server"
@@ -204,13 +202,11 @@ SERVER = "server"
 
 
 class ServerMethod(Method):
-    """A method in which a server keeps a global model and works with a random cohort of peers each
-    round."""
+    """A method in which a server trains a global model with a random cohort of peers each round."""
 
     evaluates_global: ClassVar[bool] = True
     cohort: int | None = Field(default=None, ge=1)
-    """Peers that the server selects in a round; by default as many as a peer of the topology has
-    neighbours."""
+    """Peers that the server selects in a round; by default as many as a peer has neighbours."""
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the sizes of all layers: the server's first model is dense."""
@@ -229,14 +225,17 @@ class ServerMethod(Method):
     def training_rounds(
         self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]
     ) -> int:
-        """Return in how many rounds the peer trains that is selected most often; whom a server
-        selects is public."""
-        cohorts = (self.cohort_of(topology, seed, t, roster) for t in range(rounds))
-        return max(Counter(chain.from_iterable(cohorts)).values(), default=1)
+        """Return in how many rounds the peer trains that is selected most often.
+
+        Whom a server selects is public.
+        """
+        selections: Counter[str] = Counter()
+        for t in range(rounds):
+            selections.update(self.cohort_of(topology, seed, t, roster))
+        return max(selections.values(), default=1)
 
     def resolved(self, topology: Topology, peers: int) -> Self:
-        """Return this method with a cohort; by default a server has as many connections as a peer
-        has neighbours."""
+        """Return this method with a cohort, by default as large as a peer's neighbourhood."""
         if self.cohort:
             return self
         return self.model_copy(update={"cohort": topology.connections(peers)})
@@ -251,25 +250,24 @@ class ServerMethod(Method):
 
     @abstractmethod
     def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
-        """One peer's round: from its state and the server's model to its next state, which has the
-        upload."""
+        """Return a peer's next state, with its upload, from its state and the server's model."""
 
     @abstractmethod
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
     ) -> PeerState:
-        """Return the server's next state, from the cohort's uploads and the number of samples of
-        each peer."""
+        """Return the server's next state, from the cohort's uploads and numbers of samples."""
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Fine-tuning before evaluation: number of epochs, learning rate, and how often besides the
-    last round."""
+    """How models are fine-tuned before evaluation."""
 
     epochs: int
     rate: Literal["initial", "current"]
+    """The learning rate: that of round 0, or of the present round."""
     every: int
+    """The interval in rounds; the last round is always included."""
     steps: int | None = None
     """Steps, instead of epochs."""
 
@@ -286,28 +284,35 @@ def empty_state(layout: Layout) -> PeerState:
 
 
 def _check_density(value: Any) -> Any:
-    several = isinstance(value, (list, tuple))
-    for density in value if several else [value]:
-        if isinstance(density, bool) or not isinstance(density, (int, float)):
-            raise ValueError(f"must be a number in (0, 1], or a list of them, got {value!r}.")
-        if not 0 < density <= 1:
-            hint = ""
-            if 1 < density <= 100:
-                hint = f" To keep {density:g}% of the weights write {density / 100:g}."
-            raise ValueError(f"must be in (0, 1], got {density:g}.{hint}")
-    if several and not value:
+    if not isinstance(value, (list, tuple)):
+        _check_one_density(value, value)
+        return value
+    if not value:
         raise ValueError("must be a number or a list of numbers in (0, 1], got an empty list.")
-    return tuple(value) if several else value
+    for density in value:
+        _check_one_density(density, value)
+    return tuple(value)
+
+
+def _check_one_density(density: Any, value: Any) -> None:
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise ValueError(f"must be a number in (0, 1], or a list of them, got {value!r}.")
+    if not 0 < density <= 1:
+        hint = ""
+        if 1 < density <= 100:
+            hint = f" To keep {density:g}% of the weights write {density / 100:g}."
+        raise ValueError(f"must be in (0, 1], got {density:g}.{hint}")
 
 
 Density = Annotated[float | tuple[float, ...], BeforeValidator(_check_density)]
-"""One density for all peers, or a list of densities for groups of peers of equal size, in roster
-order."""
+"""One density for all peers, or a list of densities for groups of equal size, in roster order."""
 
 
 def spread_densities(density: float | tuple[float, ...], peers: int) -> list[float]:
-    """Return a density for each peer: g densities make g groups, in roster order, of equal size up
-    to one."""
+    """Return a density for each peer: g densities make g groups of peers, in roster order.
+
+    The sizes of two groups differ by at most one.
+    """
     groups = density if isinstance(density, tuple) else (density,)
     if len(groups) > peers:
         raise ConfigError(

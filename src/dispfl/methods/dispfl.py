@@ -1,5 +1,4 @@
-"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' where both
-keep a weight.
+"""Dis-PFL: peers train sparse models, and average the weights that they and neighbours both keep.
 
 The paper masks single weights. With `structure = "channels"` the same algorithm masks whole
 channels and hidden units, and a peer trains the small dense network that is left: sparsity then
@@ -29,34 +28,38 @@ class DisPFL(Robust, GossipMethod):
     pulls_masked: ClassVar[bool] = True
     name: Literal["dispfl"] = "dispfl"
     density: Density = 0.5
-    """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups
-    of peers."""
+    """Share of weights a peer keeps; a list makes groups of peers.
+
+    The paper's sparsity 0.8 is density 0.2.
+    """
     structure: Literal["weights", "channels"] = "weights"
-    """What a mask leaves out: single weights (the paper), or whole channels, which saves time
-    too."""
+    """What a mask leaves out: single weights (the paper), or whole channels, to save time too."""
     alpha_0: float = Field(default=0.5, ge=0, le=1)
-    """Share of the kept weights that round 0 replaces; cosine-annealed to 0. With 0 the first masks
-    stay."""
+    """Share of the kept weights that round 0 replaces, cosine-annealed to 0.
+
+    With 0 the first masks stay.
+    """
     horizon: int | None = Field(default=None, ge=1)
-    """Rounds over which `alpha_0` is annealed, the T of the paper's prune rate; by default all
-    rounds of the run.
+    """Rounds over which `alpha_0` is annealed (T in the paper); by default all rounds of the run.
 
     A run with a horizon of its own can be extended to more rounds; masks do not change after the
     horizon.
     """
     regrow: Literal["gradient", "random"] = "gradient"
-    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts;
-    with channels)."""
+    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts).
+
+    Channels regrow at random.
+    """
     layers: LayerDensities = "erk"
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
     warm_up: bool = True
-    """Start a regrown weight from its neighbours' average (the paper), or from 0; a channel that
-    does not start from its neighbours' average has the first weights as its inputs, and zeros as
-    its outputs.
+    """Start a regrown weight from its neighbours' average (the paper), or from 0.
+
+    A channel that does not start from its neighbours' average has the first weights as its inputs,
+    and zeros as its outputs.
     """
     first_masks: Literal["own", "common"] = "own"
-    """Whether each peer draws its first mask (the paper), or all peers of a density have the
-    same."""
+    """Whether each peer draws its first mask (the paper), or all peers of a density share one."""
     first_weights: Literal["shared", "own"] = "shared"
     """Whether all peers start from the same weights, or each draws its own (the paper)."""
     keep: tuple[str, ...] = ()
@@ -66,7 +69,9 @@ class DisPFL(Robust, GossipMethod):
     @classmethod
     def _one_name(cls, value: Any) -> Any:
         """Accept one name, and the numbers that name the layers of an nn.Sequential."""
-        return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(str, value))
+        return (str(value),)
 
     @model_validator(mode="after")
     def _keep_needs_channels(self) -> Self:
@@ -80,10 +85,10 @@ class DisPFL(Robust, GossipMethod):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_channels(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("structure") == "channels":
-            return {"regrow": "random", "layers": "uniform"} | given
-        return given
+    def _defaults_of_channels(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("structure") == "channels":
+            return {"regrow": "random", "layers": "uniform"} | settings
+        return settings
 
     @property
     def masks_channels(self) -> bool:
@@ -91,7 +96,9 @@ class DisPFL(Robust, GossipMethod):
 
     @property
     def depends_on_rounds(self) -> str:
-        return "" if self.horizon else "the prune rate depends on it, unless method.horizon is set"
+        if self.horizon:
+            return ""
+        return "the prune rate depends on it, unless method.horizon is set"
 
     @property
     def independent_init(self) -> bool:
@@ -99,8 +106,7 @@ class DisPFL(Robust, GossipMethod):
 
     @property
     def searches_by_gradient(self) -> bool:
-        """Whether a round takes a batch for the dense gradient; masks that never change need
-        none."""
+        """Whether a round takes a batch for the dense gradient: not if masks never change."""
         return self.regrow == "gradient" and self.alpha_0 > 0
 
     def private_steps(self, train: Train, samples: int) -> int:
@@ -124,7 +130,8 @@ class DisPFL(Robust, GossipMethod):
         self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
     ) -> PeerState:
         """Algorithm 1, line 2. Deviation 0: peers share the weights, each draws its own mask."""
-        rng = stream(seed, "mask", peer if self.first_masks == "own" else "")
+        drawn_by = peer if self.first_masks == "own" else ""
+        rng = stream(seed, "mask", drawn_by)
         return initial_state(weights, layout.random_mask(density, self.layers, rng=rng))
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
@@ -155,7 +162,8 @@ class DisPFL(Robust, GossipMethod):
         robust_average = self.robust_mix(trainer, models, m_k)
         if robust_average is not None:
             return robust_average
-        return m_k.average([models[name] for name in sorted(models)], trainer.first_weights)
+        in_order = [models[name] for name in sorted(models)]
+        return m_k.average(in_order, trainer.first_weights)
 
     def _averaged(
         self, state: PeerState, received: Mapping[str, PackedModel]
@@ -175,7 +183,9 @@ class DisPFL(Robust, GossipMethod):
         alpha_t = prune_rate(min(trainer.t, T), T, self.alpha_0)
         if alpha_t == 0:
             return m_k
-        gradient = trainer.gradient(w_k) if self.regrow == "gradient" else None
+        gradient = None
+        if self.regrow == "gradient":
+            gradient = trainer.gradient(w_k)
         layout = trainer.network.layout
         rng = trainer.stream("regrow")
         return m_k.evolve(w_k, alpha_t, layout, gradient=gradient, rng=rng)

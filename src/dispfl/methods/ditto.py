@@ -1,5 +1,4 @@
-"""Ditto: a global model as in FedAvg, and for each peer a personal model that is pulled towards
-it."""
+"""Ditto: a global model as in FedAvg, and personal models that are pulled towards it."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -14,50 +13,53 @@ from dispfl.robust.averages import Robust
 
 
 class Ditto(Robust, ServerMethod):
-    """The paper's baseline "Ditto" (Li et al.): the epochs of a round are divided between the two
-    models.
+    """The paper's baseline "Ditto" (Li et al.): a round trains two models.
 
-    A peer of the cohort trains the global model w and sends it back, then its personal model v
-    against
+    A peer of the cohort first trains the global model w, which it received, and uploads the result.
+    Then it trains its personal model v to minimize
 
         F_k(v) + lambda / 2 * |v - w|^2
 
-    where w is what it received. It is evaluated on v.
+    with w as received. It is evaluated on v.
     """
 
     evaluates_global: ClassVar[bool] = False
     name: Literal["ditto"] = "ditto"
     prox_mu: float = Field(default=0.5, ge=0)
-    """lambda, the weight of the proximal term: how strongly the personal model is pulled towards
-    the global one."""
+    """lambda, the weight of the proximal term, which pulls the personal model to the global one."""
     global_epochs: int = Field(default=2, ge=1)
     """Epochs of a round that train the global model."""
     personal_epochs: int = Field(default=3, ge=1)
-    """Epochs of a round that train the personal model. `train.steps` is divided in the same
-    proportion."""
+    """Epochs of a round that train the personal model.
+
+    `train.steps` is divided in the same proportion.
+    """
 
     def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
+        """Train the global model, then the personal model against what was received."""
+        global_steps, personal_steps = self._steps(trainer.settings, len(trainer.train))
         w, mask = received.unpack()
-        of_global, of_personal = self._steps(trainer.settings, len(trainer.train))
-        uploaded = PackedModel.pack(trainer.learn(w, mask, steps=of_global, name="global"), mask)
-        v = trainer.learn(state.model.unpack()[0], mask, steps=of_personal, prox=(self.prox_mu, w))
-        personal = PackedModel.pack(v, mask)
-        return PeerState(personal, personal.mask, trainer.buffers, upload=uploaded)
+        v, _ = state.model.unpack()
+
+        trained_w = trainer.learn(w, mask, steps=global_steps, name="global")
+        trained_v = trainer.learn(v, mask, steps=personal_steps, prox=(self.prox_mu, w))
+
+        personal = PackedModel.pack(trained_v, mask)
+        upload = PackedModel.pack(trained_w, mask)
+        return PeerState(personal, personal.mask, trainer.buffers, upload=upload)
 
     def private_steps(self, train: Train, samples: int) -> int:
         return sum(self._steps(train, samples))
 
     def _steps(self, train: Train, samples: int) -> tuple[int, int]:
-        """Return the steps for both models: their epochs, or `train.steps` divided in the same
-        proportion."""
+        """Return the steps of the global and of the personal model."""
         if train.steps is None:
-            return train.local_steps(samples, self.global_epochs), train.local_steps(
-                samples, self.personal_epochs
-            )
-        of_global = max(
-            1, round(train.steps * self.global_epochs / (self.global_epochs + self.personal_epochs))
-        )
-        return of_global, max(1, train.steps - of_global)
+            global_steps = train.local_steps(samples, self.global_epochs)
+            personal_steps = train.local_steps(samples, self.personal_epochs)
+            return global_steps, personal_steps
+        epochs = self.global_epochs + self.personal_epochs
+        global_steps = max(1, round(train.steps * self.global_epochs / epochs))
+        return global_steps, max(1, train.steps - global_steps)
 
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]

@@ -24,8 +24,10 @@ class DPSGD(Robust, GossipMethod):
     evaluates_global: ClassVar[bool] = True
     name: Literal["dpsgd"] = "dpsgd"
     density: float = Field(default=1.0, gt=0, le=1)
-    """Below 1, one fixed mask, uniform over the layers and shared by all: the paper's "20 % params"
-    rows."""
+    """Below 1, all peers share one fixed mask, uniform over the layers.
+
+    The paper's "20 % params" rows.
+    """
 
     def densities(self, peers: int) -> list[float]:
         return [self.density] * peers

@@ -15,8 +15,10 @@ from dispfl.robust.averages import Robust
 
 
 class FedAvg(Robust, ServerMethod):
-    """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is evaluated on the
-    global model."""
+    """The paper's baseline "FedAvg" (McMahan et al.).
+
+    A peer keeps nothing between rounds; it is evaluated on the global model.
+    """
 
     name: Literal["fedavg"] = "fedavg"
 
@@ -43,24 +45,23 @@ def averaged_uploads(
     samples: Mapping[str, int],
 ) -> PeerState:
     """Return the server's next state: the uploads' weighted mean, or the robust average."""
-    robust_average = method.robust_aggregate(server.model, uploads)
-    if robust_average is None:
-        return initial_state(*weighted_mean(uploads, samples))
-    return initial_state(robust_average, server.model.mask.unpack())
+    average = method.robust_aggregate(server.model, uploads)
+    if average is None:
+        average = weighted_mean(uploads, samples)
+    return initial_state(average, server.model.mask.unpack())
 
 
-def weighted_mean(
-    uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
-) -> tuple[Tensor, Tensor]:
-    """The mean of dense models, weighted by their peers' samples (McMahan et al.), and its mask.
+def weighted_mean(uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> Tensor:
+    """Return the mean of dense models, weighted by their peers' samples (McMahan et al.).
 
-    w <- sum_k n_k w_k / sum_k n_k, in roster order
+        w <- sum_k n_k w_k / sum_k n_k
+
+    summed in roster order. There is at least one upload.
     """
     total = sum(samples[peer] for peer in uploads)
-    mean: Tensor | None = None
+    size = next(iter(uploads.values())).mask.size
+    mean = torch.zeros(size)
     for peer in sorted(uploads):
-        weights, mask = uploads[peer].unpack()
-        mean = torch.zeros_like(weights) if mean is None else mean
-        mean.add_(weights, alpha=samples[peer] / total)
-    assert mean is not None  # the server aggregates only if there are uploads
-    return mean, mask
+        w_k, _ = uploads[peer].unpack()
+        mean.add_(w_k, alpha=samples[peer] / total)
+    return mean

@@ -31,11 +31,12 @@ class FedFOMO(GossipMethod):
     can_be_private: ClassVar[bool] = False
     name: Literal["fedfomo"] = "fedfomo"
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training data that is held back, where peers have no validation data
-    (`partition.validation`)."""
+    """Share of the training data that is held back.
+
+    Peers with validation data (`partition.validation`) hold back none.
+    """
     models: int = Field(default=10, ge=1)
-    """How many models a peer receives in a round at most; never more than its topology's
-    neighbours."""
+    """Models that a peer receives in a round, at most; never more than it has neighbours."""
     explore: float = Field(default=0.5, ge=0, le=1)
     """Share of them picked at random; the others are those that helped most so far."""
 
@@ -44,9 +45,12 @@ class FedFOMO(GossipMethod):
     ) -> Sequence[str]:
         """Half by learned preference, half at random, out of all that can be reached."""
         count = min(self.models, len(neighbourhood.neighbours))
-        scores = {name: float(score) for name, score in preferences(state).items()}
-        helpful = [name for name in neighbourhood.reachable if scores.get(name, 0.0) > 0]
-        helpful.sort(key=lambda name: (-scores[name], name))
+        scores = preferences(state)
+        helpful = []
+        for name in neighbourhood.reachable:
+            if name in scores and scores[name] > 0:
+                helpful.append(name)
+        helpful.sort(key=lambda name: (-float(scores[name]), name))
         preferred = helpful[: count - round(self.explore * count)]
 
         unexplored = [name for name in neighbourhood.reachable if name not in preferred]
@@ -60,16 +64,20 @@ class FedFOMO(GossipMethod):
         """Learn, weigh the candidates on held-back data, move."""
         theta, mask = state.model.unpack()
         learning, validation = self._divide(trainer)
-        before = trainer.loss(theta, validation)
+        loss = trainer.loss(theta, validation)
         update = trainer.learn(theta, mask, samples=learning)
-        candidates = {name: model.unpack()[0] for name, model in received.items()}
-        candidates[trainer.peer] = update
+        candidates = {trainer.peer: update}
+        for sender, received_model in received.items():
+            candidates[sender], _ = received_model.unpack()
+
         gains = {}
         for name, theta_n in sorted(candidates.items()):
-            gains[name] = gain(theta, theta_n, before, trainer.loss(theta_n, validation))
+            gains[name] = gain(theta, theta_n, loss, trainer.loss(theta_n, validation))
+        next_theta = update
+        if any(gains.values()):
+            next_theta = moved(theta, candidates, gains)
 
-        mixed = moved(theta, candidates, gains) if any(gains.values()) else update
-        model = PackedModel.pack(mixed, mask)
+        model = PackedModel.pack(next_theta, mask)
         memory = self._remember(state, gains, trainer.peer)
         return PeerState(model, model.mask, trainer.buffers, memory)
 
@@ -92,12 +100,12 @@ class FedFOMO(GossipMethod):
         self, state: PeerState, gains: Mapping[str, float], own: str
     ) -> dict[str, Tensor]:
         """Add each received model's weight in this round's mix to what it earned before."""
-        memory = preferences(state)
+        scores = preferences(state)
         total = sum(gains.values())
         for name, value in gains.items():
             if name != own and value:
-                memory[name] = memory.get(name, torch.zeros(())) + value / total
-        return {PREFERENCE + name: score for name, score in memory.items()}
+                scores[name] = scores.get(name, torch.zeros(())) + value / total
+        return {PREFERENCE + name: score for name, score in scores.items()}
 
 
 def preferences(state: PeerState) -> dict[str, Tensor]:
@@ -110,7 +118,7 @@ def preferences(state: PeerState) -> dict[str, Tensor]:
 
 
 def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:
-    """How much a candidate lowers the loss for each unit of distance.
+    """Return how much a candidate lowers the loss for each unit of distance.
 
     0 if it does not, or if a loss is not finite.
     """
@@ -122,7 +130,10 @@ def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -
 
 
 def moved(theta: Tensor, candidates: Mapping[str, Tensor], gains: Mapping[str, float]) -> Tensor:
-    """theta + sum_n w_n (theta_n - theta), with the gains scaled to sum to 1, in roster order."""
+    """Return theta + sum_n w_n (theta_n - theta), summed in roster order.
+
+    The weights w_n are the gains, scaled to sum to 1.
+    """
     total = sum(gains.values())
     result = theta.clone()
     for name in sorted(gains):

@@ -1,5 +1,4 @@
-"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it
-is evaluated."""
+"""Fine-tuning: each peer trains the shared model on its own data before it is evaluated."""
 
 from typing import ClassVar, Literal
 
@@ -11,10 +10,13 @@ from dispfl.methods.fedavg import FedAvg
 
 
 class FineTuned(Method):
-    """Adds fine-tuning to a method with a shared model. The tuned model is evaluated, never carried
-    forward."""
+    """Adds fine-tuning to a method with a shared model.
+
+    The tuned model is evaluated and discarded: the next round does not see it.
+    """
 
     untuned: ClassVar[type[Method]]
+    """The method without fine-tuning."""
     tune_epochs: int = Field(default=5, ge=1)
     """Local epochs of fine-tuning."""
     tune_every: int = Field(default=10, ge=1)
@@ -28,8 +30,8 @@ class FineTuned(Method):
 
     @property
     def training_method(self) -> Method:
-        fields = self.untuned.model_fields.keys() - {"name"}
-        return self.untuned(**{field: getattr(self, field) for field in fields})
+        settings = self.untuned.model_fields.keys() - {"name"}
+        return self.untuned(**{name: getattr(self, name) for name in settings})
 
 
 class FedAvgFT(FineTuned, FedAvg):

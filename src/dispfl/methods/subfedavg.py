@@ -19,8 +19,9 @@ from dispfl.robust.averages import Robust
 
 
 class SubFedAvg(Robust, ServerMethod):
-    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Evaluated
-    on the global model under the peer's mask.
+    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse.
+
+    A peer is evaluated on the global model under its own mask.
     """
 
     can_be_private: ClassVar[bool] = False
@@ -30,8 +31,7 @@ class SubFedAvg(Robust, ServerMethod):
     prune: float = Field(default=0.05, gt=0, lt=1)
     """Share of a layer's kept weights that one pruning removes."""
     min_change: float = Field(default=1e-4, ge=0)
-    """Prune only if the masks after the first and the last epoch differ in more than this share of
-    all weights."""
+    """Prune only if the pruned masks of first and last epoch differ in more than this share."""
     min_accuracy: float = Field(default=0.5, ge=0, le=1)
     """Prune only if the pruned model's score on the training data stays better than this."""
 

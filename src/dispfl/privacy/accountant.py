@@ -54,8 +54,7 @@ class PrivacyPlan:
     max_steps: int | None
     """Steps that the budget allows; None without a budget."""
     earlier: tuple[StepsTaken, ...] = ()
-    """Steps taken with another sampling rate or noise multiplier, before a site's settings or data
-    were changed."""
+    """Steps with another sampling rate or noise, before a site's settings or data were changed."""
 
     def spent(self, steps: int) -> float:
         """Return the epsilon of this many steps, after the earlier ones."""
@@ -100,7 +99,7 @@ def make_plan(
     steps: int,
     rounds: int,
 ) -> PrivacyPlan:
-    """Return the plan of a peer with so many steps in a round.
+    """Return the plan of a peer that takes this many steps in a round.
 
     A budget that does not last for one round is refused, and so is a delta that promises nothing.
     """
@@ -114,8 +113,10 @@ def make_plan(
     if noise is None:
         assert epsilon is not None
         noise = noise_for(rate, steps * rounds, epsilon, delta)
-    max_steps = None if epsilon is None else steps_within(rate, noise, epsilon, delta)
-    if max_steps is not None and max_steps < steps:
+    if epsilon is None:
+        return PrivacyPlan(rate, steps, noise, delta, epsilon=None, max_steps=None)
+    max_steps = steps_within(rate, noise, epsilon, delta)
+    if max_steps < steps:
         raise ConfigError(
             f"privacy.epsilon={epsilon:g} does not last for one round of {steps} steps with"
             f" privacy.noise_multiplier={noise:g}, which spends"
@@ -130,10 +131,10 @@ def make_plan(
 def spent_epsilon(
     rate: float, noise: float, steps: int, delta: float, earlier: tuple[StepsTaken, ...] = ()
 ) -> float:
-    """Return the epsilon of steps with this sampling rate and noise multiplier.
+    """Return the epsilon of steps with this sampling rate and noise, and of earlier steps.
 
-    By Rényi differential privacy. Divergences of the same order add up, so those of `earlier`
-    steps, of whatever rate and noise, come on top.
+    By Rényi differential privacy: divergences of the same order add up, whatever the rate and the
+    noise of a step.
     """
     from dp_accounting.rdp import RdpAccountant  # slow to import
 
@@ -148,7 +149,7 @@ def spent_epsilon(
 
 
 def tight_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
-    """Return the same by privacy loss distributions.
+    """Return the epsilon of steps by privacy loss distributions.
 
     An upper bound as well, and smaller; it takes seconds.
     """
@@ -168,10 +169,7 @@ def _event(rate: float, noise: float, steps: int) -> "DpEvent":
 
 @lru_cache(maxsize=256)
 def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier with which so many steps stay within epsilon.
-
-    It is rounded up.
-    """
+    """Return the smallest noise multiplier, rounded up, that keeps the steps within epsilon."""
     low = 0.0
     high = 1.0
     while spent_epsilon(rate, high, steps, delta) > epsilon:

@@ -34,42 +34,42 @@ from dispfl.settings import Settings
 
 KEY_BYTES = 32
 CHUNK_VALUES = 1 << 22
-"""Gradients of single samples are computed for as many samples at once as have this many values,
-which fit the cache.
+"""Per-sample gradients are computed for so many samples at once that they have this many values.
+
+So many fit the cache.
 """
 CHUNK_SAMPLES = 4
-"""At least so many samples at once."""
+"""The fewest samples at once."""
 
 
 class Privacy(Settings):
-    """Differential privacy of each of a peer's samples, for everything that the peer publishes. Off
-    by default."""
+    """Differential privacy of single samples, for all that a peer publishes; off by default."""
 
     table: ClassVar[str] = "privacy"
     epsilon: float | None = Field(default=None, gt=0)
-    """The budget: a peer stops training before a round that would exceed it. Without a noise
-    multiplier, the noise is chosen so that it lasts for all rounds."""
+    """The budget: a peer stops training before a round that would exceed it.
+
+    Without a noise multiplier, the noise is chosen so that the budget lasts for all rounds.
+    """
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """The delta of the guarantee; well below one over the number of a peer's samples."""
     noise_multiplier: float | None = Field(default=None, gt=0)
     """Standard deviation of the noise, as a multiple of `clip`."""
     clip: float = Field(default=1.0, gt=0)
-    """The norm to which the gradient of each sample is clipped; `train.clip_norm` is not used
-    then."""
+    """The norm to which the gradient of each sample is clipped, instead of `train.clip_norm`."""
 
     @model_validator(mode="after")
     def _stated(self) -> Self:
-        fields = type(self).model_fields
-        changed = [
-            name for name in ("clip", "delta") if getattr(self, name) != fields[name].default
-        ]
-        if changed and not self.enabled:
-            raise ConfigError(
-                f"privacy.{changed[0]} is set, but neither privacy.epsilon nor"
-                " privacy.noise_multiplier: nothing would be private. Give one of them, for"
-                " example privacy.epsilon=4.",
-                key=f"privacy.{changed[0]}",
-            )
+        if self.enabled:
+            return self
+        for name in ("clip", "delta"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ConfigError(
+                    f"privacy.{name} is set, but neither privacy.epsilon nor"
+                    " privacy.noise_multiplier: nothing would be private. Give one of them, for"
+                    " example privacy.epsilon=4.",
+                    key=f"privacy.{name}",
+                )
         return self
 
     @property
@@ -80,8 +80,7 @@ class Privacy(Settings):
 
 @dataclass(frozen=True)
 class SecretStream:
-    """Random numbers from a secret key: SHAKE-256 of the key and of names, as an unpredictable
-    stream of bytes."""
+    """Unpredictable random numbers: SHAKE-256 of a secret key and of names."""
 
     key: bytes = field(repr=False)
 
@@ -199,8 +198,12 @@ def sum_clipped_(
     """
     network.grad.zero_()
     module = network.module
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    values = {name: parameter.detach() for name, parameter in parameters.items()}
+    parameters = {}
+    values = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameters[name] = parameter
+            values[name] = parameter.detach()
     bits = None
     if flags is not None:
         bits = dict(zip(values, network.layout.views(mask_bits(flags)), strict=True))

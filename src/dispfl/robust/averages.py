@@ -38,20 +38,24 @@ class Robust(Method):
     """A method whose average can withstand Byzantine peers."""
 
     robust: Literal["none", "clip", "trim", "nnm"] = "none"
-    """How received models are averaged: plainly (the papers), or by a rule that tolerates some
-    Byzantine peers: clipped differences to our own weights, trimmed means, or nearest-neighbour
+    """How received models are averaged: plainly (the papers), or by a rule for Byzantine peers.
+
+    The rules are clipped differences to our own weights, trimmed means, and nearest-neighbour
     mixing before trimmed means.
     """
     byzantine: ByzantineCount = 0.2
-    """With a robust rule: the Byzantine peers among the models that a peer or the server averages
-    in a round; a share is rounded up, but always to less than half.
+    """With a robust rule: how many of the models averaged in a round may be Byzantine.
+
+    A share is rounded up, but always to less than half.
     """
 
     def assumed_byzantine(self, received: int) -> int:
         """Return b, the number of Byzantine peers assumed among this many models of others."""
         if isinstance(self.byzantine, int):
             return self.byzantine
-        return max(0, min(ceil(self.byzantine * received - 1e-9 * received), (received - 1) // 2))
+        share = ceil(self.byzantine * received - 1e-9 * received)
+        below_half = (received - 1) // 2
+        return max(0, min(share, below_half))
 
     def robust_mix(
         self, trainer: Trainer, models: Mapping[str, PackedModel], mask: Mask
@@ -67,22 +71,25 @@ class Robust(Method):
         if not models[trainer.peer].mask.kept and not mask.averages_without_own:
             return PackedModel.pack(trainer.first_weights(), mask).values
 
-        senders = sorted(models)
-        own = senders.index(trainer.peer)
-        ordered = [models[sender] for sender in senders]
-        average, trust = robust_average_of(ordered, own, mask, self.robust, b)
-        trusted = [model.mask for row, model in enumerate(ordered) if row == own or trust.near[row]]
-        mask.start_unheld_(average, trusted, trainer.first_weights)
+        names = sorted(models)
+        own_index = names.index(trainer.peer)
+        ordered = [models[name] for name in names]
+        average, trust = robust_average_of(ordered, own_index, mask, self.robust, b)
 
+        trusted_masks = []
         trainer.report.distances = {}
         trainer.report.far = []
-        for index, sender in enumerate(senders):
-            if index == own:
+        for index, name in enumerate(names):
+            if index == own_index:
+                trusted_masks.append(models[name].mask)
                 continue
             distance = trust.distances[index]
-            trainer.report.distances[sender] = distance if isfinite(distance) else None
-            if not trust.near[index]:
-                trainer.report.far.append(sender)
+            trainer.report.distances[name] = distance if isfinite(distance) else None
+            if trust.near[index]:
+                trusted_masks.append(models[name].mask)
+            else:
+                trainer.report.far.append(name)
+        mask.start_unheld_(average, trusted_masks, trainer.first_weights)
         return average
 
     def robust_aggregate(
@@ -150,9 +157,10 @@ def check_byzantine(method: Method, topology: Topology, peers: int) -> None:
         received = min(map(len, neighbours.values()))
         receiver = "a peer receives"
 
-    if method.assumed_byzantine(received) > max(0, received - 1) // 2:
-        fix = f"Use at most {(received - 1) // 2}" if received > 2 else "Use method.robust=none"
-        models = f"{received} {'model' if received == 1 else 'models'}"
+    most = max(0, received - 1) // 2
+    if method.assumed_byzantine(received) > most:
+        fix = f"Use at most {most}" if received > 2 else "Use method.robust=none"
+        models = "1 model" if received == 1 else f"{received} models"
         raise ConfigError(
             f"method.byzantine is {method.byzantine}, but {receiver} {models} in a round, and a"
             f" rule withstands less than half of them. {fix}, or let more be received.",

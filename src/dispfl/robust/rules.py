@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.averaging import AlignedWeights
 from dispfl.core.chunks import Chunk
 from dispfl.core.masks import keep_, mask_bits, true_indices
 from dispfl.core.packed import Mask, PackedModel
@@ -50,18 +51,8 @@ BLOCK = 1 << 14
 """Weights that are compared between all models at once, so that they stay in the cache."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some weights of all models (`core/averaging.py: AlignedWeights`), compared with ours."""
-
-    own_chunk: Chunk
-    """Our model."""
-    keeps: Tensor | None
-    """Which of the weights we keep from now on; None: all, and every model holds them all."""
-    models: Iterable[Chunk]
-    """All models, ours among them; each is read once."""
-    average: Tensor
-    """Takes the average."""
+class Part(AlignedWeights):
+    """Some weights of all models, compared with ours."""
 
     @cached_property
     def retained(self) -> Tensor:
@@ -91,7 +82,9 @@ class Part:
 
     def keep_(self, dense: Tensor) -> Tensor:
         """Set to 0, in place, what we do not keep."""
-        return dense if self.keeps is None else keep_(dense, self.bits)
+        if self.keeps is None:
+            return dense
+        return keep_(dense, self.bits)
 
     def row(self, chunk: Chunk, fill: Tensor) -> Tensor:
         """Return a model's weights, with `fill`'s where it holds none.
@@ -99,7 +92,9 @@ class Part:
         The next call may overwrite them.
         """
         _, positions, w_j = chunk
-        return w_j if positions is None else self._row.copy_(fill).scatter_(0, positions, w_j)
+        if positions is None:
+            return w_j
+        return self._row.copy_(fill).scatter_(0, positions, w_j)
 
     def difference(self, chunk: Chunk) -> Tensor:
         """Return a model's difference to our weights.
@@ -140,8 +135,9 @@ class Trust:
     distances: list[float]
     """Root mean square difference to our weights; infinite without common weights."""
     averaged: list[int]
-    """Models that are averaged: those that hold anything, without those with a number that is not
-    finite, or whose square is not, and without a server's.
+    """Models that are averaged.
+
+    Not those that hold nothing or have a number whose square is not finite, and not a server's.
     """
     scale: Tensor
     """Factor on the difference to our weights, at most 1; 0 in our own row."""
@@ -168,13 +164,17 @@ def robust_average_of(
     (`averages_own=False`). Return flat weights of our network, and what was measured about each
     model.
     """
-    average = torch.zeros(mask.size if mask.small is None else mask.small.size)
-    held = [model.mask & mask for model in models]
+    network_size = mask.size
+    if mask.small is not None:
+        network_size = mask.small.size
+    average = torch.zeros(network_size)
+    masks = [model.mask & mask for model in models]
 
     def parts() -> Iterator[Part]:
-        return (Part(*weights) for weights in mask.align(models, own, average))
+        for weights in mask.align(models, own, average):
+            yield Part(*weights)
 
-    trust = robust_average(parts, held, own, rule, b, averages_own=averages_own)
+    trust = robust_average(parts, masks, own, rule, b, averages_own=averages_own)
     return average, trust
 
 
@@ -215,9 +215,11 @@ def measure_trust(
 
     With `pairs` also the distances between all models that are averaged.
     """
-    overlap = [mask.overlap(masks[own]) for mask in masks]
-    only_theirs = [mask.kept - shared for mask, shared in zip(masks, overlap, strict=True)]
-    common = torch.tensor([only_theirs, overlap], dtype=torch.float64)
+    counts = torch.zeros(2, len(masks), dtype=torch.float64)  # of regrown and of common weights
+    for row, mask in enumerate(masks):
+        common = mask.overlap(masks[own])
+        counts[0, row] = mask.kept - common
+        counts[1, row] = common
     pair_squares = None
     if pairs:
         squares, pair_squares = _pair_squares(parts, len(masks))
@@ -225,22 +227,23 @@ def measure_trust(
         squares = _squares(parts, len(masks), own)
 
     is_sender = torch.arange(len(masks)) != own
-    magnitude, distance = _root_mean(squares, common)
-    distance[own] = 0.0 if common[1, own] else inf  # a peer that has just joined has no model
+    magnitude, distance = _root_mean(squares, counts)
+    distance[own] = 0.0 if counts[1, own] else inf  # a peer that has just joined has no model
     compared = is_sender & distance.isfinite()
     tau = _threshold(distance[compared], b)
     near = compared & (distance <= tau) & bool(compared.sum() > 2 * b)
     scale = torch.where(distance <= tau, 1.0, tau / distance).where(compared, 0.0)
 
-    holders = is_sender & (common[0] > 0)
+    holders = is_sender & (counts[0] > 0)
     largest = _threshold(magnitude[holders], b)
     regrown = torch.where(magnitude <= largest, 1.0, largest / magnitude).where(near & holders, 0.0)
 
-    usable = torch.tensor(counted) & squares.isfinite().all(0) & (common.sum(0) > 0)
+    usable = torch.tensor(counted) & squares.isfinite().all(0) & (counts.sum(0) > 0)
     averaged = usable.nonzero().flatten().tolist()
     nearest = torch.eye(len(averaged))
     if pair_squares is not None:
-        nearest = _nearest([masks[row] for row in averaged], pair_squares[averaged][:, averaged], b)
+        averaged_masks = [masks[row] for row in averaged]
+        nearest = _nearest(averaged_masks, pair_squares[averaged][:, averaged], b)
     return Trust(distance.tolist(), averaged, scale.float(), near.float(), regrown.float(), nearest)
 
 
@@ -268,7 +271,8 @@ def trimmed_mean(values: Tensor, holders: Tensor | int, b: int) -> Tensor:
     for winner, loser in ((np.fmin, np.maximum), (np.fmax, np.minimum)):
         for _ in range(b):
             remaining = _without_first(rows, spare, winner, loser)
-            rows, spare = remaining, rows
+            spare = rows
+            rows = remaining
     return torch.nansum(torch.from_numpy(rows), 0).div_(holders - 2 * b)
 
 
@@ -306,24 +310,26 @@ def _squares(parts: Iterable[Part], models: int, own: int) -> Tensor:
 
 
 def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
-    """Return the same, and those of the differences between any two models on what both hold."""
+    """Return the same as `_squares`, and the sums for any two models on what both hold."""
     squares = torch.zeros(2, models, dtype=torch.float64)
     pair_squares = torch.zeros(models, models, dtype=torch.float64)
     for block in _blocks(parts, range(models)):
         difference = block.values - block.own_weights
         if block.complete:
-            once = torch.linalg.vecdot(difference, difference)[:, None]
-            squares[1] += once[:, 0]
+            own_squares = torch.linalg.vecdot(difference, difference)[:, None]
+            squares[1] += own_squares[:, 0]
         else:
             is_held = (difference == difference).float()  # not nan
             square = difference.nan_to_num_(0.0, inf, -inf).square()
             squares[int(block.retained)] += square.sum(1)
-            once = square @ is_held.T
-        pair_squares += once + once.T - 2 * (difference @ difference.T)
+            own_squares = square @ is_held.T
+        # |x_i - x_j|^2 = |x_i|^2 + |x_j|^2 - 2 x_i x_j
+        pair_squares += own_squares + own_squares.T - 2 * (difference @ difference.T)
     return squares, pair_squares
 
 
 def _clip(parts: Iterable[Part], trust: Trust) -> None:
+    """Add the clipped differences of the averaged models to our weights."""
     scales = trust.scale.tolist()
     near = trust.near.tolist()
     regrown = trust.regrown.tolist()
@@ -351,6 +357,7 @@ def _clip(parts: Iterable[Part], trust: Trust) -> None:
 
 
 def _trim(parts: Iterable[Part], trust: Trust, own: int, b: int, *, mix: bool) -> None:
+    """Take the trimmed mean of each weight; with `mix`, after nearest-neighbour mixing."""
     rows = trust.averaged
     enough = len(rows) > 2 * b
     for block in _blocks(parts, rows):
@@ -377,9 +384,9 @@ def _trim(parts: Iterable[Part], trust: Trust, own: int, b: int, *, mix: bool) -
 
 
 def _mixed(values: Tensor, nearest: Tensor, complete: bool) -> Tensor:
-    """Return the average of the models that are nearest to each.
+    """Return, for each model, the average of the models that are nearest to it.
 
-    Of a weight that more than b hold it has a value.
+    It has a value for each weight that more than b models hold.
     """
     if complete:
         return (nearest / nearest.sum(1, keepdim=True)) @ values

@@ -32,6 +32,7 @@ from dispfl.wire.values import (
     from_bytes,
     restore,
     restore_planes,
+    scales_size,
     store,
     store_planes,
     to_bytes,
@@ -39,11 +40,14 @@ from dispfl.wire.values import (
 
 MAGIC = b"DPFL"
 VERSION = 1
-MODEL, REQUEST, ANSWER = 1, 2, 3
-KINDS = {MODEL: "model", REQUEST: "request", ANSWER: "answer"}
+MODEL = 1
+REQUEST = 2
+ANSWER = 3
+KINDS = {MODEL: "a model", REQUEST: "a request", ANSWER: "an answer"}
 HEADER = struct.Struct("<4sBBBBIQQ")
-"""Magic, version, kind, values, coding, checksum, bytes of the mask as stored, number of kept
-weights."""
+"""Magic, version, kind, values, coding, checksum, bytes of the stored mask, and kept weights."""
+NO_VALUES = 0
+"""In the header of a request, instead of the type of values."""
 _CHECKSUM = slice(8, 12)
 
 NOT_DENSE = (
@@ -57,13 +61,11 @@ class Wire(Settings):
 
     table: ClassVar[str] = "wire"
     exchange: Literal["pull", "push"] = "pull"
-    """Request models with our own mask, where the method needs nothing else, or send whole
-    models."""
+    """Request only weights under our mask, where the method allows it, or send whole models."""
     values: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """The type of weights in messages; float32 is lossless."""
     coding: Literal["plain", "zstd"] = "plain"
-    """Send masks and values as they are, or losslessly compressed: about a sixth smaller, at some
-    computation."""
+    """Send masks and values as they are, or losslessly compressed: about a sixth smaller."""
 
 
 class Codec:
@@ -98,7 +100,7 @@ class Codec:
     def encode_request(self, mask: Mask) -> bytes:
         """Encode a request for the weights under the receiver's next mask."""
         bits = store(np.packbits(self._flags(mask), bitorder="little"), self._compress)
-        return _frame(REQUEST, 0, self.wire.coding, mask.kept, bits, [])
+        return _frame(REQUEST, NO_VALUES, self.wire.coding, mask.kept, bits, [])
 
     def decode_request(self, frame: bytes) -> Mask:
         """Decode the mask of a request."""
@@ -147,7 +149,7 @@ class Codec:
             raise ConfigError(NOT_DENSE)
 
     def _size(self, bits: int, count: int) -> int:
-        scales = 4 * len(self.layout.sizes) if self.wire.values == "int8" else 0
+        scales = scales_size(self.wire.values, len(self.layout.sizes))
         return HEADER.size + _bytes_for(bits) + scales + count * ITEMSIZE[self.wire.values]
 
     # shared by push and pull
@@ -184,9 +186,8 @@ class Codec:
                 Refusal.TOO_SHORT,
                 f"The message has {len(frame)} bytes; a header alone has {HEADER.size}.",
             )
-        magic, version, message_kind, values, coding, checksum, length, count = HEADER.unpack_from(
-            frame
-        )
+        header = HEADER.unpack_from(frame)
+        magic, version, message_kind, values, coding, checksum, length, count = header
         if magic != MAGIC:
             refuse(
                 Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}."
@@ -199,10 +200,9 @@ class Codec:
         if checksum != _checksum([memoryview(frame)]):
             refuse(Refusal.CHECKSUM, "The message was changed in transit: its checksum is wrong.")
         if message_kind != kind:
-            refuse(
-                Refusal.KIND, f"Expected {_with_article(kind)}, got {_with_article(message_kind)}."
-            )
-        value_code = 0 if kind == REQUEST else CODES[self.wire.values]
+            message = KINDS.get(message_kind, f"a message of kind {message_kind}")
+            refuse(Refusal.KIND, f"Expected {KINDS[kind]}, got {message}.")
+        value_code = NO_VALUES if kind == REQUEST else CODES[self.wire.values]
         expected = (value_code, int(self._compress))
         if (values, coding) != expected:
             refuse(
@@ -218,7 +218,7 @@ class Codec:
                 Refusal.COUNT,
                 f"The message announces {count} values, but its mask keeps {sum(per_layer)}.",
             )
-        scales = 4 * len(per_layer) if self.wire.values == "int8" else 0
+        scales = scales_size(self.wire.values, len(per_layer))
         if len(payload) < scales:
             refuse(Refusal.LENGTH, f"The message ends {scales - len(payload)} bytes too early.")
         raw = restore_planes(payload[scales:], count, ITEMSIZE[self.wire.values], self._compress)
@@ -251,9 +251,11 @@ def _frame(
     header = bytearray(
         HEADER.pack(MAGIC, VERSION, kind, values, int(coding == "zstd"), 0, len(bits), count)
     )
-    checksum = _checksum([memoryview(header), bits.data, *(part.data for part in parts)])
-    header[_CHECKSUM] = checksum.to_bytes(4, "little")
-    return b"".join([header, bits.data, *(part.data for part in parts)])
+    pieces = [memoryview(header), bits.data]
+    for part in parts:
+        pieces.append(part.data)
+    header[_CHECKSUM] = _checksum(pieces).to_bytes(4, "little")
+    return b"".join(pieces)
 
 
 def _checksum(pieces: Sequence[memoryview]) -> int:
@@ -267,8 +269,3 @@ def _checksum(pieces: Sequence[memoryview]) -> int:
 
 def _bytes_for(bits: int) -> int:
     return -(-bits // 8)
-
-
-def _with_article(kind: int) -> str:
-    name = KINDS.get(kind, f"message of kind {kind}")
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -8,8 +8,10 @@ from dispfl.errors import MessageError
 
 
 class Refusal(StrEnum):
-    """Why something from another peer was refused. The value is the name on the wire, in logs and
-    in counters."""
+    """Why something from another peer was refused.
+
+    The value is the name on the wire, in logs and in counters.
+    """
 
     # Bytes of a message (`dispfl.wire.codec`)
     TOO_SHORT = "too-short"
@@ -111,8 +113,8 @@ class RefusalCounter(defaultdict[str, Counter[str]]):
         self[peer][str(reason)] += 1
 
     def total(self) -> int:
-        """The number of all refusals."""
-        return sum(reasons.total() for reasons in self.values())
+        """Return the number of all refusals."""
+        return sum(map(Counter.total, self.values()))
 
 
 def refuse(refusal: Refusal, message: str) -> NoReturn:

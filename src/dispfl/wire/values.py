@@ -1,8 +1,7 @@
-"""Weights as bytes (float32, float16, bfloat16, or int8 with a scale per layer), and compressed
-blocks.
+"""Weights as bytes, in four types, and compressed blocks.
 
-A compressed block is always shorter than the bytes that it stands for, so its length shows which of
-the two it is.
+The types are float32, float16, bfloat16, and int8 with a scale per layer. A compressed block is
+always shorter than the original, so its length shows which of the two it is.
 """
 
 import struct
@@ -23,39 +22,46 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int8": 4}
 """The codes of the types in a message's header."""
-_STEPS = 127
+LARGEST_INT8 = 127
 """The largest int8 value of a weight; the scale is the layer's largest weight divided by it."""
+NO_SCALES = np.empty(0, np.uint8)
+
+
+def scales_size(value_type: str, layers: int) -> int:
+    """Return the bytes of a message's scales: a float32 per layer for int8, none for floats."""
+    if value_type == "int8":
+        return 4 * layers
+    return 0
 
 
 def to_bytes(
-    values: Tensor, kind: str, per_layer: Sequence[int], *, rng: torch.Generator
+    values: Tensor, value_type: str, per_layer: Sequence[int], *, rng: torch.Generator
 ) -> tuple[Bytes, Bytes]:
-    """Return the scales (none for floats) and the values, little-endian; values are clamped to the
-    type's range."""
-    if kind == "int8":
-        scales, steps = _quantize(values, per_layer, rng)
-        return _raw(scales), _raw(steps)
-    if kind == "float32":
-        return _raw(np.empty(0, np.float32)), _raw(values.numpy())
-    largest = torch.finfo(FLOATS[kind]).max
-    narrow = values.clamp(-largest, largest).to(FLOATS[kind])
-    return _raw(np.empty(0, np.float32)), _raw(narrow.view(torch.int16).numpy())
+    """Return the scales and the values, little-endian, clamped to the range of the type."""
+    if value_type == "int8":
+        scales, quantized = _quantize(values, per_layer, rng)
+        return _raw(scales), _raw(quantized)
+    if value_type == "float32":
+        return NO_SCALES, _raw(values.numpy())
+    largest = torch.finfo(FLOATS[value_type]).max
+    narrow = values.clamp(-largest, largest).to(FLOATS[value_type])
+    return NO_SCALES, _raw(narrow.view(torch.int16).numpy())
 
 
-def from_bytes(scales: Bytes, raw: Bytes, kind: str, per_layer: Sequence[int]) -> Tensor:
+def from_bytes(scales: Bytes, raw: Bytes, value_type: str, per_layer: Sequence[int]) -> Tensor:
     """Return the values; refuse them if one is not finite."""
-    if kind == "int8":
-        scale = np.repeat(scales.view("<f4"), per_layer)
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # a scale that is too large is refused below
-            values = torch.from_numpy(np.multiply(scale, raw.view(np.int8), dtype=np.float32))
-        if not np.isfinite(scales.view("<f4")).all():
+    if value_type == "int8":
+        layer_scales = scales.view("<f4")
+        if not np.isfinite(layer_scales).all():
             refuse(Refusal.NOT_FINITE, "The message has a scale that is not finite.")
-    elif kind == "float32":
+        scale = np.repeat(layer_scales, per_layer)
+        with np.errstate(over="ignore"):  # a product that is too large is refused below
+            values = torch.from_numpy(np.multiply(scale, raw.view(np.int8), dtype=np.float32))
+    elif value_type == "float32":
         values = torch.from_numpy(raw.view("<f4").astype(np.float32))
     else:
-        values = torch.from_numpy(raw.view("<i2").astype(np.int16)).view(FLOATS[kind]).float()
+        narrow = torch.from_numpy(raw.view("<i2").astype(np.int16)).view(FLOATS[value_type])
+        values = narrow.float()
     if not np.isfinite(values.numpy()).all():
         refuse(Refusal.NOT_FINITE, "The message has a value that is not finite.")
     return values.add_(0.0)  # never -0.0: a small negative number may have become one
@@ -64,7 +70,7 @@ def from_bytes(scales: Bytes, raw: Bytes, kind: str, per_layer: Sequence[int]) -
 def _quantize(
     values: Tensor, per_layer: Sequence[int], rng: torch.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Round each weight up or down at random, without bias:
+    """Return the scale of each layer, and the weights, rounded up or down at random without bias.
 
     q = floor(w / scale + u),  u uniform in [0, 1),  scale = max |w| of the layer / 127
     """
@@ -74,20 +80,24 @@ def _quantize(
     present = np.flatnonzero(counts)
     if len(present):
         starts = (np.cumsum(counts) - counts)[present]
-        scales[present] = np.maximum.reduceat(np.abs(w), starts) / np.float32(_STEPS)
+        scales[present] = np.maximum.reduceat(np.abs(w), starts) / np.float32(LARGEST_INT8)
+
     divisors = np.where(scales > 0, scales, np.float32(1))
-    steps = w / np.repeat(divisors, counts)
-    steps += torch.rand(len(w), generator=rng).numpy()
-    return scales, np.clip(np.floor(steps, out=steps), -_STEPS, _STEPS).astype(np.int8)
+    q = w / np.repeat(divisors, counts)
+    q += torch.rand(len(w), generator=rng).numpy()
+    np.floor(q, out=q)
+    return scales, np.clip(q, -LARGEST_INT8, LARGEST_INT8).astype(np.int8)
 
 
 def _raw(array: NDArray[Any]) -> Bytes:
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.view(np.uint8)
+    little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little_endian.view(np.uint8)
 
+
+# compressed blocks
 
 LENGTH = struct.Struct("<Q")
-_LEVEL = 1
+COMPRESSION_LEVEL = 1
 _thread_local = threading.local()  # zstandard's contexts are fast to reuse, by one thread at a time
 
 
@@ -96,14 +106,18 @@ def store(raw: Bytes, compress: bool) -> Bytes:
     if not compress or not len(raw):
         return raw
     if not hasattr(_thread_local, "compressor"):
-        _thread_local.compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    shorter = _thread_local.compressor.compress(raw.data)
-    return np.frombuffer(shorter, np.uint8) if len(shorter) < len(raw) else raw
+        _thread_local.compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
+    compressed = _thread_local.compressor.compress(raw.data)
+    if len(compressed) >= len(raw):
+        return raw
+    return np.frombuffer(compressed, np.uint8)
 
 
 def restore(stored: Bytes, length: int, compressed: bool) -> Bytes:
-    """Return the original bytes of a block, which must have this length; no more memory than that
-    is allocated."""
+    """Return the original bytes of a block, which must have this length.
+
+    No more memory than that is allocated.
+    """
     if len(stored) == length:
         return stored
     if not compressed or len(stored) > length:
@@ -134,11 +148,11 @@ def restore(stored: Bytes, length: int, compressed: bool) -> Bytes:
 
 
 def store_planes(raw: Bytes, itemsize: int, compress: bool) -> list[Bytes]:
-    """Return values, plain or by byte planes: all first bytes, then all second bytes, ..., each
-    after its length.
+    """Return the blocks to send for some values.
 
-    The highest byte of trained weights, sign and exponent, takes few values and shrinks to about a
-    third.
+    With compression these are byte planes, each after its length: all first bytes, then all second
+    bytes, and so on. The highest byte of trained weights, sign and exponent, takes few values and
+    shrinks to about a third.
     """
     if not compress:
         return [raw]
