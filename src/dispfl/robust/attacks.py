@@ -149,7 +149,9 @@ class Target:
 
         Where that would exceed its counts, return its true mask.
         """
-        return self.request if self.fits(attacker, self.request) else sent.mask
+        if self.fits(attacker, self.request):
+            return self.request
+        return sent.mask
 
 
 AttackFunction = Callable[[str, PackedModel, Target], PackedModel]
@@ -189,7 +191,9 @@ def a_little(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
 
 def mimic(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Copy one honest neighbour, which then counts for too much (Karimireddy et al. 2022)."""
-    return target.honest[0] if target.honest else sent
+    if not target.honest:
+        return sent
+    return target.honest[0]
 
 
 def dissensus(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
@@ -286,7 +290,9 @@ class Attack:
         """Return the attack of a share of the peers, picked by a hash; None without any."""
         order = sorted(roster, key=lambda peer: stream_seed(seed, "liar", peer))
         byzantine = frozenset(order[: round(share * len(order))])
-        return cls(name, byzantine) if byzantine and name != "none" else None
+        if name == "none" or not byzantine:
+            return None
+        return cls(name, byzantine)
 
     def attacked(
         self, received: Mapping[str, PackedModel], target: Target
@@ -357,7 +363,9 @@ class Triggered:
 
 def poisoned(samples: Samples, attack: AttackName, classes: int) -> Samples:
     """Return what a Byzantine peer trains on: poisoned samples, where the attack is one on data."""
-    return Poisoned(samples, attack, classes) if attack in POISONS else samples
+    if attack not in POISONS:
+        return samples
+    return Poisoned(samples, attack, classes)
 
 
 def with_trigger(x: Tensor) -> Tensor:
@@ -388,4 +396,6 @@ def _limited(forged: PackedModel, target: Target) -> PackedModel:
 
 
 def _root_mean_square(values: Tensor) -> float:
-    return float(values.square().mean().sqrt()) if len(values) else 0.0
+    if not len(values):
+        return 0.0
+    return float(values.square().mean().sqrt())
