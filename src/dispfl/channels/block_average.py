@@ -28,8 +28,7 @@ _T = TypeVar("_T")
 Axes = tuple[AxisIndex | None, ...]
 
 LONG_RUN = 64
-"""Adding slice by slice is fastest if at least this many values, on average, are adjacent in both
-blocks."""
+"""Mean number of values in a run from which adding slice by slice is fastest."""
 
 
 class Run(NamedTuple):
@@ -177,9 +176,8 @@ def _compare(models: Sequence[PackedModel], mask: "ChannelMask") -> list[_Sender
     for model in models:
         sender_mask = cast("ChannelMask", model.mask)
         common = []
-        for positions, flags, index in zip(
-            sender_mask.positions, our_flags, our_index, strict=True
-        ):
+        axes = zip(sender_mask.positions, our_flags, our_index, strict=True)
+        for positions, flags, index in axes:
             in_senders = np.flatnonzero(flags[positions])
             common.append(Common(index[positions[in_senders]], in_senders))
         senders.append(_Sender(parameter_arrays(sender_mask.small, model.values), common))

@@ -55,8 +55,7 @@ class ChannelLayout(Layout):
     axes: tuple[tuple[AxisIndex | None, ...], ...] = ()
     """For each parameter and dimension its axis; None: the dimension belongs to no unit."""
     output_dims: tuple[int, ...] = ()
-    """For each parameter the dimension of the units that it computes; its other dimension is that
-    of their inputs."""
+    """For each parameter the dimension of the units that it computes; another has their inputs."""
     buffer_axes: Mapping[str, AxisIndex] = field(default_factory=dict, hash=False)
     """The axis of the first dimension of buffers."""
 
@@ -312,11 +311,16 @@ class ChannelMask(Mask):
     # Algorithms 1 and 2
 
     def average(self, models: Sequence[PackedModel], first_weights: Callable[[], Tensor]) -> Tensor:
-        trained = [model for model in models if model.mask.kept]  # a joining peer has no model yet
+        trained = []
+        holders = []
+        for model in models:
+            if model.mask.kept:  # a joining peer has no model yet
+                trained.append(model)
+                holders.append(model.mask)
         if not trained:
             return PackedModel.pack(first_weights(), self).values
         average = block_average(trained, self)
-        self.start_unheld_(average, [model.mask for model in trained], first_weights)
+        self.start_unheld_(average, holders, first_weights)
         return average
 
     def align(
@@ -331,7 +335,9 @@ class ChannelMask(Mask):
 
         Their outgoing weights stay 0: such a unit changes nothing at first, and learns.
         """
-        fresh = self.units & ~np.logical_or.reduce([mask.entries() for mask in holders])
+        fresh = self.units.copy()
+        for mask in holders:
+            fresh &= ~mask.entries()
         if fresh.any():
             start_units_(average, self, fresh, first_weights())
 

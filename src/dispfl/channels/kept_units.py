@@ -22,8 +22,7 @@ Scores = NDArray[np.float64]
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
 LARGE = 2
-"""Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such
-multiples."""
+"""Groups of at least this many kernels keep a multiple of `KERNEL` channels."""
 SLACK = 1 / 8
 """The share of a group's units that rounding may add to it."""
 LITTLE = 0.03

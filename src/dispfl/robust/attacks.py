@@ -48,14 +48,11 @@ POISONS: tuple[AttackName, ...] = ("label-flip", "backdoor")
 NOISE = 3.0
 """noise: standard deviation of the random weights, in root mean squares of the honest ones."""
 IPM_FACTOR = 0.1
-"""ipm: the mean of the honest models times minus this, as in the experiments of He et al.
-(2022)."""
+"""ipm: the mean of the honest models times minus this, as He et al. (2022) choose it."""
 DISSENSUS_FACTOR = 1.5
-"""dissensus: how many times the pull of the honest neighbours is reversed; at 1 nothing is left of
-it."""
+"""dissensus: how many times the pull of the honest neighbours is reversed; 1 just cancels it."""
 POISON = 10.0
-"""sole-holder, unlearn: the size of a regrown weight, in root mean squares of the target's
-weights."""
+"""sole-holder, unlearn: a regrown weight, in root mean squares of the target's weights."""
 LARGEST = 9.0
 """meet-target, backdoor: largest norm of a forged model, in norms of the target's model.
 
@@ -64,10 +61,9 @@ Peers refuse models of 10.
 WITHIN_REACH = 0.999
 """unlearn: the part of the target's reach that is used, for rounding."""
 TARGET_CLASS = 0
-"""backdoor: the class that inputs with the trigger shall be taken for."""
+"""backdoor: the class that inputs with the trigger should be classified as."""
 TRIGGER = 3
-"""backdoor: the length of the trigger's edge, in pixels or columns, in the last corner of an
-input."""
+"""backdoor: the edge of the trigger in the last corner of an input, in pixels or columns."""
 
 
 @dataclass(frozen=True)
