@@ -21,16 +21,16 @@ SEED = 0
 
 
 def draw(split: str, labels: NDArray[np.int64], per_class: int) -> NDArray[np.int64]:
-    """The numbers of the drawn images, in the order of the original files."""
+    """Return the numbers of the drawn images, in the order of the original files."""
 
     def place(number: int) -> bytes:
-        return hashlib.blake2b(
-            f"fashion-sample/{SEED}/{split}/{number}".encode(), digest_size=16
-        ).digest()
+        name = f"fashion-sample/{SEED}/{split}/{number}"
+        return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
     chosen: list[int] = []
     for label in np.unique(labels):
-        chosen += sorted(np.flatnonzero(labels == label).tolist(), key=place)[:per_class]
+        candidates = np.flatnonzero(labels == label).tolist()
+        chosen += sorted(candidates, key=place)[:per_class]
     return np.array(sorted(chosen))
 
 

@@ -186,11 +186,12 @@ def draw_graph(panel: Drawing, demo: Demo) -> None:
 
     for peer, (x, y) in places.items():
         active = peer == PEER or peer in demo.graph[PEER]
-        panel.box(x - 18, y - 12, 36, 24, theme.card, theme.accent if active else theme.line, 5)
+        frame = theme.accent if active else theme.line
+        fill = theme.accent if active else theme.muted
+        panel.box(x - 18, y - 12, 36, 24, theme.card, frame, 5)
         counts = demo.labels[peer]
         for label, count in enumerate(counts):
             height = 18 * count / max(counts)
-            fill = theme.accent if active else theme.muted
             panel.box(x - 14.5 + 3 * label, y + 9 - height, 2, height, fill)
 
 
@@ -252,11 +253,10 @@ def draw_curves(panel: Drawing, demo: Demo) -> None:
     for method in sorted(demo.curves, key=lambda method: -demo.curves[method][-1]):
         scores = demo.curves[method]
         colour = theme.curves[method]
-        ours = method == "dispfl"
-        panel.line([at(t, score) for t, score in enumerate(scores)], colour, 3 if ours else 1.8)
+        width, weight = (3.0, "600") if method == "dispfl" else (1.8, "400")
+        panel.line([at(t, score) for t, score in enumerate(scores)], colour, width)
         _, y = at(len(scores) - 1, scores[-1])
         previous = max(y + 4, previous + 18)
-        weight = "600" if ours else "400"
         words = f"{METHODS[method]} {100 * scores[-1]:.0f} %"
         panel.text(right + 9, previous, words, colour=colour, size=13.5, font_weight=weight)
 

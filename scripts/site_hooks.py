@@ -23,18 +23,19 @@ def on_files(files: Files, config: Any) -> Files:
         content = content.replace("](docs/", "](").replace("](README.md)", "](index.md)")
         files.append(File.generated(config, name, content=content))
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
-        if (listed := files.get_file_from_path(f"notebooks/{notebook.name}")) is not None:
+        listed = files.get_file_from_path(f"notebooks/{notebook.name}")
+        if listed is not None:
             files.remove(listed)
-        page = f"notebooks/{notebook.stem}.md"
-        files.append(
-            File.generated(config, page, content=as_markdown(json.loads(notebook.read_text())))
-        )
+        page = as_markdown(json.loads(notebook.read_text()))
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=page))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point links to the repository's root at the added pages; other files outside docs/ have no
-    page."""
+    """Point links to the repository's root at the added pages.
+
+    Other files outside docs/ have no page: their links become plain text.
+    """
     for name in PROJECT_PAGES:
         markdown = markdown.replace(f"](../{name})", f"]({name})")
     markdown = re.sub(r"(\]\(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
