@@ -365,7 +365,7 @@ RESULTS = [DOCS / "claims.md", *sorted((DOCS / "results").glob("*.md"))]
 
 @pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
 def test_results_are_short_to_read(page: Path) -> None:
-    """A table cell has at most 20 words, a paragraph or list item at most 5 lines of 100 columns."""
+    """A table cell has at most 20 words, a paragraph or list item at most 5 lines."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", text):
         shown = re.sub(r"\]\([^)]*\)", "]", cell)

@@ -828,7 +828,8 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(
         (
             "noise",
             0,
-            "attack is noise, but byzantine is 0; give the share of Byzantine peers: byzantine=0.2.",
+            "attack is noise, but byzantine is 0;"
+            " give the share of Byzantine peers: byzantine=0.2.",
         ),
     ],
 )

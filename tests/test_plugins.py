@@ -40,14 +40,15 @@ MY_MODULE = """
 import os
 from pathlib import Path
 
-from dispfl_plugin import MedianDisPFL, SortedLabels, Star, linear, points  # a module may use others
+# a module may use others
+from dispfl_plugin import MedianDisPFL, SortedLabels, Star, linear, points
 
 
 class Mine(MedianDisPFL):
-    def step(self, peer, state, received):
-        if peer.t == 1 and peer.peer == "002" and Path("crash").exists():
+    def step(self, trainer, state, received):
+        if trainer.t == 1 and trainer.peer == "002" and Path("crash").exists():
             os._exit(9)
-        return super().step(peer, state, received)
+        return super().step(trainer, state, received)
 
 
 def not_a_method():

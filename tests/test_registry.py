@@ -271,7 +271,7 @@ def test_a_class_that_its_package_exports_elsewhere_has_its_short_name(
     entry_points |= {"ours": "dispfl:DPSGD"}  # defined in dispfl.methods.dpsgd
 
     class Other(GossipMethod):
-        def step(self, peer, state, received):  # type: ignore[no-untyped-def]
+        def step(self, trainer, state, received):  # type: ignore[no-untyped-def]
             return state
 
     assert METHODS["ours"] is DPSGD

@@ -212,9 +212,7 @@ def test_frozen_layers_keep_their_weights() -> None:
         assert run.model(0).get_submodule("second").state_dict()[name].equal(tensor)
 
 
-def test_the_whole_network_with_zeros_computes_the_same_where_no_channels_are_normalized_together() -> (
-    None
-):
+def test_the_whole_network_with_zeros_computes_the_same_without_norms_over_channels() -> None:
     run, tests = run_of(Convolutions, images)
     state = run.states["000"]
     weights, mask = state.model.unpack()

@@ -47,7 +47,8 @@ label = "centralized-main-table"
 beside = { data = "cifar10", model = "resnet18" }
 parts = [
     { partition = { name = "dirichlet", alpha = 0.3 } },
-    { partition = { name = "pathological", classes = 2, samples_per_peer = 8, test_samples_per_peer = 4 } },
+    { partition = { name = "pathological", classes = 2, samples_per_peer = 8, \
+test_samples_per_peer = 4 } },
 ]
 rows = [{ method = "local" }, { method = { name = "dispfl", density = 0.5 } }]
 """

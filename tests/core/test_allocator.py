@@ -30,7 +30,8 @@ for _ in range(2):
         ctypes.memset(pieces[k], 1, 100_000)
     for k in reversed(range(2000)):
         c.free(ctypes.c_void_p(pieces[k]))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() // 1_000_000)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults * resource.getpagesize() // 1_000_000)
 """
 
 

@@ -87,7 +87,7 @@ def test_without_warm_up_a_peer_that_has_no_model_yet_still_starts_from_its_neig
 
 @pytest.mark.parametrize(
     ("warm_up", "expected"),
-    [  #      units 0 and 2: incoming, biases, outgoing by output (unit 0, unit 2), biases of the outputs
+    [  # units 0 and 2: incoming, biases, outgoing by output (unit 0, unit 2), output biases
         (True, [2, 3, 9, 8, 6, 4, 8, 2, 10, 1, 12, 13]),
         (False, [2, 3, 0.05, 0.06, 6, 0.09, 8, 0, 10, 0, 12, 13]),
     ],

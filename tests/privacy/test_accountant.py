@@ -48,9 +48,7 @@ def test_the_published_example_of_dp_sgd_is_not_exceeded() -> None:
     assert 0.95 < spent_epsilon(0.01, 4.0, 10_000, 1e-5) < 1.26
 
 
-def test_both_are_upper_bounds_that_grow_with_steps_and_fall_with_noise_and_the_tight_one_is_smaller() -> (
-    None
-):
+def test_both_bounds_grow_with_steps_and_fall_with_noise_and_the_tight_one_is_smaller() -> None:
     assert spent_epsilon(0.1, 1.0, 10, 1e-5) < spent_epsilon(0.1, 1.0, 100, 1e-5)
     assert spent_epsilon(0.1, 2.0, 100, 1e-5) < spent_epsilon(0.1, 1.0, 100, 1e-5)
     assert spent_epsilon(0.05, 1.0, 100, 1e-5) < spent_epsilon(0.1, 1.0, 100, 1e-5)

@@ -239,7 +239,8 @@ def test_light_and_dark_differ_and_both_have_contrast(page: "Page") -> None:
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
       };
       const paper = light(getComputedStyle(document.body).backgroundColor);
-      return ['.lead', '.headline', 'nav a', '.remark', 'figcaption span', 'thead th', 'dt'].map(part => {
+      const parts = ['.lead', '.headline', 'nav a', '.remark', 'figcaption span', 'thead th', 'dt'];
+      return parts.map(part => {
         const ink = light(getComputedStyle(document.querySelector(part)).color);
         return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
       });

@@ -143,9 +143,7 @@ def test_meeting_the_victim_makes_its_plain_average_the_opposite_unless_that_is_
     assert float(alone.norm()) <= 9.01 * sqrt(5)  # peers refuse 10 times their own norm
 
 
-def test_unlearning_goes_back_to_the_first_weights_as_far_as_clip_takes_it_and_poisons_the_rest() -> (
-    None
-):
+def test_unlearning_goes_back_as_far_as_clip_takes_it_and_poisons_the_rest() -> None:
     """Honest neighbours at the distances 4, 3, 2 and 1, two Byzantine peers, two assumed: the
     (2b+1-m)-th largest is 2.
 
@@ -303,7 +301,8 @@ def test_a_density_lie_is_refused_in_the_simulation_as_real_peers_would() -> Non
         ),
         (
             ["attack=noise"],
-            "attack is noise, but byzantine is 0; give the share of Byzantine peers: byzantine=0.2.",
+            "attack is noise, but byzantine is 0;"
+            " give the share of Byzantine peers: byzantine=0.2.",
         ),
         (["attack=sing-flip", "byzantine=0.2"], "attack must be"),
         (["attack=noise", "byzantine=1.5"], "byzantine must be in [0, 1), got 1.5"),

@@ -33,9 +33,7 @@ def robust(name: str, **changes: Any) -> Method:
     return METHODS[name.split()[0]](**{**extra, **changes})
 
 
-def test_every_method_that_averages_has_a_rule_except_fedfomo_which_weighs_models_by_its_own_data() -> (
-    None
-):
+def test_every_method_that_averages_has_a_rule_except_fedfomo_which_weighs_models() -> None:
     assert set(METHODS) - set(NAMES) == {"local", "fedfomo"}
     with pytest.raises(ConfigError, match=r"Unknown key method\.robust"):
         robust("fedfomo", robust="clip")

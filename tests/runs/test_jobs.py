@@ -120,10 +120,10 @@ import logging, time
 from dispfl import Local
 
 class LogsWhenStopped(Local):
-    def step(self, peer, state, received):
+    def step(self, trainer, state, received):
         try:
-            while peer.peer != "000":
-                peer.before_batch()
+            while trainer.peer != "000":
+                trainer.before_batch()
                 time.sleep(0.01)
         except InterruptedError:
             logging.getLogger("dispfl").warning("x" * 1_000_000)

@@ -81,9 +81,7 @@ def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_cou
     assert len(passed) == 1  # the same in every round: batches are counted with their expected size
 
 
-def test_the_budget_of_dispfl_is_spent_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> (
-    None
-):
+def test_the_budget_lasts_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> None:
     spent = [record["epsilon"]["mean"] for record in federation(DisPFL(), rounds=3).run().metrics]
     assert spent == sorted(spent)
     assert 7.9 < spent[-1] <= 8.0

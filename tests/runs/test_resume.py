@@ -29,7 +29,8 @@ Outcome = tuple[list[str], list[dict[str, Any]]]
 
 FORKER = """
 import json, os, resource, signal, sys, traceback
-import dispfl.report.plots, dispfl.report.result_tables, dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
+import dispfl.report.plots, dispfl.report.result_tables
+import dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
 import matplotlib.backends.backend_agg
 from dispfl.engines import checkpoint
 
@@ -37,7 +38,8 @@ def die_before(moment):
     changes = 0
     def watch(event, args):
         nonlocal changes
-        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        flags = args[2] if event == "open" else None
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
         if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
             changes += 1
             if moment == changes or (isinstance(moment, str) and moment in str(args[0])):
@@ -60,7 +62,8 @@ def run(order):
         dispfl.cli.main()
     except SystemExit as exit:
         sys.stdout.flush()
-        os._exit(exit.code or 0)  # at once: cleaning up a copy of all imports takes longer than the run
+        # At once: cleaning up a copy of all imports takes longer than the run.
+        os._exit(exit.code or 0)
     except BaseException:
         traceback.print_exc()
     os._exit(1)
@@ -387,7 +390,8 @@ from torch import nn
 
 def network(shape, classes):
     block = (nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2))
-    return nn.Sequential(*block, nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, classes))
+    end = [nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, classes)]
+    return nn.Sequential(*block, *end)
 """
 
 

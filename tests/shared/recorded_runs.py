@@ -35,7 +35,7 @@ def a_line(
     peers: int = 1,
     **changes: Any,
 ) -> dict[str, Any]:
-    """A line of the metrics; `mb` is the busiest node's on the wire, twice what the paper counts."""
+    """A line of the metrics; `mb` is the busiest node's on the wire, twice the paper's."""
     busiest = {"paper_mb": mb / 2, "wire_mb": mb, "wire_up_mb": mb, "wire_down_mb": mb}
     return {
         "round": t,
