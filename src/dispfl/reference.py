@@ -1,10 +1,9 @@
-"""The reference of all settings, from the settings classes themselves: type, range, default and
-meaning."""
+"""The reference of all settings, generated from the settings classes themselves."""
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -67,163 +66,195 @@ class Table:
 @cache
 def settings_reference() -> tuple[Table, ...]:
     """Return all settings of a simulated run, the top-level keys first."""
-    top, tables = [], []
+    top = []
+    tables = []
     for key, field in Experiment.model_fields.items():
         classes = _classes(key, field)
         if classes:
             tables.append(_table(key, classes, field.default))
         else:
-            default = "as many as the machine has cores" if key == "workers" else field.default
+            default = field.default
+            if key == "workers":
+                default = "as many as the machine has cores"
             top.append(_entry(key, field, default, _docs(Experiment).get(key, "")))
     return (Table("", "Keys outside of tables.", {}, tuple(top)), *tables)
 
 
 @cache
 def site_reference() -> tuple[Table, ...]:
-    """Return the settings that only a real site has, those outside of tables first; none without
-    the extra `peer`."""
+    """Return the settings that only a real site has; none without the extra `peer`.
+
+    Those outside of tables come first.
+    """
     try:
         from dispfl.peer.setup.site_config import SiteConfig
         from dispfl.peer.site import SiteInfo
     except ConfigError:
         return ()
-    top, tables = [], []
-    for kind in (SiteInfo, SiteConfig):
-        for key, field in kind.model_fields.items():
+    top = []
+    tables = []
+    for cls in (SiteInfo, SiteConfig):
+        for key, field in cls.model_fields.items():
             if key in Experiment.model_fields:
                 continue
-            if classes := _classes(key, field):
+            classes = _classes(key, field)
+            if classes:
                 tables.append(_table(key, classes, field.default))
             else:
-                top.append(_entry(key, field, field.default, _docs(kind).get(key, "")))
-    simulated = ", ".join(
-        f"`{key}`" for key in Experiment.model_fields if key not in SiteConfig.model_fields
-    )
+                top.append(_entry(key, field, field.default, _docs(cls).get(key, "")))
+
+    simulated = [key for key in Experiment.model_fields if key not in SiteConfig.model_fields]
     meaning = (
-        f"A real site has these settings, and all others but {simulated}. Its defaults are"
-        " `topology=full`, and `method.robust=clip` where the method has it."
+        f"A real site has these settings, and all others but {_code_list(simulated)}. Its defaults"
+        " are `topology=full`, and `method.robust=clip` where the method has it."
     )
-    found = (Table("site.toml", meaning, {}, tuple(top)), *tables)
-    return tuple(
-        replace(t, entries=tuple(replace(entry, of_site=True) for entry in t.entries))
-        for t in found
-    )
+    site = Table("site.toml", meaning, {}, tuple(top))
+    return tuple(map(_of_site, (site, *tables)))
+
+
+def _of_site(table: Table) -> Table:
+    """Return a table whose entries say that only real sites have them."""
+    entries = [replace(entry, of_site=True) for entry in table.entries]
+    return replace(table, entries=tuple(entries))
 
 
 def find_entries(key: str) -> tuple[Table, list[Entry]]:
-    """Return a setting's table and entries, given by its key or the last part of it, or by a table;
-    refuse others."""
+    """Return a table and its entries that a key, the last part of one, or a table's name means."""
     tables = (*settings_reference(), *site_reference())
     for table in tables:
         if key and key == table.name:
             return table, list(table.entries)
         if key in table.components and ":" not in key:
-            return table, [e for e in table.entries if not e.components or key in e.components]
-    every = [(table, entry) for table in tables for entry in table.entries]
-    found = [pair for pair in every if key in (pair[1].key, pair[1].key.rpartition(".")[2])]
-    if not found:
-        missing = (
-            ""
-            if site_reference()
-            else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
-        )
-        raise ConfigError(
-            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}",
-            key=key,
-        )
-    return found[0][0], [entry for _, entry in found]
+            return table, _entries_of(table, key)
+
+    matches = []
+    all_keys = []
+    for table in tables:
+        for entry in table.entries:
+            all_keys.append(entry.key)
+            if key in (entry.key, entry.key.rpartition(".")[2]):
+                matches.append((table, entry))
+    if not matches:
+        missing = ""
+        if not site_reference():
+            missing = " The settings of real sites need the extra: pip install 'dispfl[peer]'."
+        raise ConfigError(f"Unknown key {key}. {did_you_mean(key, all_keys)}{missing}", key=key)
+    first_table, _ = matches[0]
+    return first_table, [entry for _, entry in matches]
+
+
+def _entries_of(table: Table, component: str) -> list[Entry]:
+    """Return the settings that one of a table's components has."""
+    return [
+        entry for entry in table.entries if not entry.components or component in entry.components
+    ]
 
 
 def _classes(key: str, field: FieldInfo) -> list[type[Settings]]:
     """Return the settings classes of a table; none for a top-level key."""
     if key in Experiment.CHOICES:
         return settings_classes(key)
-    kind = field.annotation
-    return [kind] if isinstance(kind, type) and issubclass(kind, Settings) else []
+    annotation = field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return []
 
 
-def _table(key: str, classes: list[type[Settings]], of_run: Any) -> Table:
-    by_name = dict(zip(("built-in", "custom"), classes, strict=True)) if key in FUNCTIONS else {}
-    by_name = by_name or {_name(cls): cls for cls in classes}
-    fields: dict[str, list[str]] = {}
-    for name, cls in by_name.items():
-        for field in cls.model_fields:
-            if field != "name":
-                fields.setdefault(field, []).append(name)
+def _table(key: str, classes: list[type[Settings]], default_component: Any) -> Table:
+    """Return a table: an entry for each field, or for each meaning that a field has."""
+    if key in FUNCTIONS:
+        by_name = dict(zip(("built-in", "custom"), classes, strict=True))
+    else:
+        by_name = {_name(cls): cls for cls in classes}
+
     entries = []
-    for field, names in fields.items():
-        for meaning, having in _by_meaning(
-            field, [(name, by_name[name]) for name in names]
-        ).items():
-            cls = by_name[having[0]]
-            some = tuple(having) if len(having) < len(classes) else ()
-            of_default = type(of_run) in map(by_name.get, having)
-            default = getattr(of_run, field) if of_default else cls.model_fields[field].default
-            entries.append(
-                _entry(f"{key}.{field}", cls.model_fields[field], default, meaning, some)
-            )
+    for (field, meaning), names in _components_by_meaning(by_name).items():
+        info = by_name[names[0]].model_fields[field]
+        default = info.default
+        if type(default_component) in [by_name[name] for name in names]:
+            default = getattr(default_component, field)
+        components = tuple(names) if len(names) < len(classes) else ()
+        entries.append(_entry(f"{key}.{field}", info, default, meaning, components))
     return Table(key, TABLES[key], _components(key, by_name), tuple(entries))
 
 
 def _components(key: str, classes: Mapping[str, type[Settings]]) -> dict[str, str]:
     """Return the names that a table may have, with what they are."""
+    components = {}
     if key in REGISTRIES:
-        return {name: _first_paragraph(cls) for name, cls in classes.items()}
-    if key == "model":
+        for name, cls in classes.items():
+            components[name] = _first_paragraph(cls)
+    elif key == "model":
         with torch.device("meta"):  # shapes alone, no memory
-            networks = {name: type(build((3, 32, 32), 10)) for name, build in MODELS.items()}
-        return {name: _first_paragraph(network) for name, network in networks.items()}
-    if key == "data":
-        sets = {name: describe(name) for name in DATASETS}
-        return {
-            name: f"{' x '.join(map(str, d.shape))} inputs, {d.classes} classes."
-            for name, d in sets.items()
-        }
-    return {}
+            for name, build in MODELS.items():
+                components[name] = _first_paragraph(type(build((3, 32, 32), 10)))
+    elif key == "data":
+        for name in DATASETS:
+            spec = describe(name)
+            shape = " x ".join(map(str, spec.shape))
+            components[name] = f"{shape} inputs, {spec.classes} classes."
+    return components
 
 
-def _by_meaning(field: str, classes: list[tuple[str, type[Settings]]]) -> dict[str, list[str]]:
-    """Return the components that share the meaning of a field."""
-    found: dict[str, list[str]] = {}
-    for name, cls in classes:
-        found.setdefault(_docs(cls).get(field, ""), []).append(name)
-    return found
+def _components_by_meaning(
+    classes: Mapping[str, type[Settings]],
+) -> dict[tuple[str, str], list[str]]:
+    """Return the components that share a field and its meaning; a field's meanings are adjacent."""
+    by_field: dict[str, dict[str, list[str]]] = {}
+    for name, cls in classes.items():
+        for field in cls.model_fields:
+            if field != "name":
+                meaning = _docs(cls).get(field, "")
+                by_field.setdefault(field, {}).setdefault(meaning, []).append(name)
+
+    components = {}
+    for field, by_meaning in by_field.items():
+        for meaning, names in by_meaning.items():
+            components[field, meaning] = names
+    return components
 
 
 def _name(cls: type[Settings]) -> str:
-    default = cls.model_fields["name"].default if "name" in cls.model_fields else ""
-    return str(default or cls.__name__)
+    if "name" not in cls.model_fields:
+        return cls.__name__
+    return str(cls.model_fields["name"].default or cls.__name__)
 
 
 def _entry(
     key: str, field: FieldInfo, default: Any, meaning: str, components: tuple[str, ...] = ()
 ) -> Entry:
-    kind, limits = _kind(field.annotation), bounds(field.metadata)
-    shown = "" if default is PydanticUndefined or default is None else _shown(default)
-    return Entry(key, within(kind, limits), shown, " ".join(meaning.split()), components)
+    value_type = within(_type_in_words(field.annotation), bounds(field.metadata))
+    return Entry(key, value_type, _shown(default), " ".join(meaning.split()), components)
 
 
-def _kind(annotation: Any) -> str:
-    """Return a type in words."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
+def _type_in_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, arguments))
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_kind(part) for part in arguments if part is not NoneType))
+        members = [member for member in arguments if member is not NoneType]
+        return " or ".join(dict.fromkeys(map(_type_in_words, members)))
     if origin is tuple:
-        return "a list of " + {"a number": "numbers"}.get(_kind(arguments[0]), "names")
+        is_number = _type_in_words(arguments[0]) == "a number"
+        return "a list of numbers" if is_number else "a list of names"
     if hasattr(annotation, "__metadata__"):
-        return _kind(annotation.__origin__)
+        return _type_in_words(annotation.__origin__)
     words = {int: "a whole number", float: "a number", bool: "true | false", str: "text"}
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_shown, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _shown(default: Any) -> str:
+    """Return a default as a config file has it; empty if there is none."""
+    if default is PydanticUndefined or default is None:
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, (tuple, list)):
+        return f"[{', '.join(map(_shown, default))}]"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default)
 
 
 def _first_paragraph(cls: type) -> str:
@@ -233,11 +264,11 @@ def _first_paragraph(cls: type) -> str:
 @cache
 def _docs(cls: type) -> dict[str, str]:
     """Return the strings below a class's fields, those of base classes included."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, Settings):
-            found |= dict(_own_docs(base))
-    return found
+            docs.update(_own_docs(base))
+    return docs
 
 
 def _own_docs(cls: type) -> Iterator[tuple[str, str]]:
@@ -264,12 +295,8 @@ def as_markdown() -> str:
         ),
     ]
     for table in settings_reference():
-        lines += [
-            "",
-            f"## {f'`{table.name}`' if table.name else 'Top-level keys'}",
-            "",
-            *_section(table),
-        ]
+        heading = f"`{table.name}`" if table.name else "Top-level keys"
+        lines += ["", f"## {heading}", "", *_section(table)]
     site, *tables = site_reference()
     lines += ["", f"## Real sites (`{site.name}`)", "", *_section(site)]
     lines += [
@@ -289,18 +316,20 @@ def _section(table: Table) -> Iterator[str]:
     yield table.meaning
     if table.components:
         yield from ["", "| name | what it is |", "| --- | --- |"]
-        yield from (
-            f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.components.items()
-        )
+        for name, meaning in table.components.items():
+            yield f"| `{name}` | {_cell(meaning)} |"
     yield from ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for entry in table.entries:
-        of = (
-            f" (of {', '.join(f'`{name}`' for name in entry.components)})"
-            if entry.components
-            else ""
-        )
+        key = f"`{entry.key}`"
+        if entry.components:
+            key += f" (of {_code_list(entry.components)})"
         default = f"`{entry.default}`" if entry.default else ""
-        yield f"| `{entry.key}`{of} | {_cell(entry.kind)} | {default} | {_cell(entry.meaning)} |"
+        yield f"| {key} | {_cell(entry.kind)} | {default} | {_cell(entry.meaning)} |"
+
+
+def _code_list(names: Iterable[str]) -> str:
+    """Return names as Markdown code: "`ring`, `full`"."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _cell(text: str) -> str:

@@ -18,8 +18,10 @@ from dispfl.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """Base class of all settings. `table` is their table in the config file: `method` for
-    `method.density`."""
+    """Base class of all settings.
+
+    `table` is their table in the config file: `method` for `method.density`.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
@@ -29,9 +31,8 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and _is_number(
-            cls.model_fields[str(info.field_name)].annotation
-        ):
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and _is_number(annotation):
             raise ValueError(f"must be a number, got {str(value).lower()}.")
         return value
 
@@ -45,19 +46,22 @@ class Settings(BaseModel):
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether a field takes a number, or else nothing or a word: `int`, `float | None`, `int |
-    Literal["all"]`."""
-    kinds = {
-        kind for kind in get_args(annotation) or (annotation,) if get_origin(kind) is not Literal
-    }
-    return bool(kinds & {int, float}) and kinds <= {int, float, type(None)}
+    """Whether a field takes a number, and besides at most None or certain words.
+
+    `int`, `float | None`, `int | Literal["all"]`.
+    """
+    types = set()
+    for member in get_args(annotation) or (annotation,):
+        if get_origin(member) is not Literal:
+            types.add(member)
+    return bool(types & {int, float}) and types <= {int, float, type(None)}
 
 
 class Component(Settings):
-    """Settings of one of several components of a kind, such as a method; `name` is its name in
-    tables and reports.
+    """Settings of one of several components of a kind, such as a method.
 
-    A subclass that does not set its own name is called by its class name.
+    `name` is its name in tables and reports. A subclass that does not set its own name is called by
+    its class name.
     """
 
     name: str = ""
@@ -87,14 +91,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Of dotted keys only those of the same table are compared, without it: a common `train.` does not
     make keys similar.
     """
-    table, dot, last = name.rpartition(".")
-    inside = {
-        key.removeprefix(f"{table}{dot}"): key
-        for key in sorted(known)
-        if key.rpartition(".")[0] == table
-    }
+    table, _, last = name.rpartition(".")
+    keys = sorted(known)
+    inside = {}
+    for key in keys:
+        key_table, _, key_name = key.rpartition(".")
+        if key_table == table:
+            inside[key_name] = key
     if not inside:  # an unknown table, or names of another kind
-        inside = {key: key for key in sorted(known)}
+        inside = dict(zip(keys, keys, strict=True))
         last = name
     our_word = OTHER_WORDS.get(last)
     if our_word in inside:
@@ -102,17 +107,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f"Did you mean {inside[our_word]}{hint}?"
 
     last = last.lower()
-    by_lower_case = {key.lower(): whole_key for key, whole_key in inside.items()}
-    similar = [key for key in by_lower_case if last and key.startswith(last)]
-    similar = similar or difflib.get_close_matches(last, by_lower_case, n=1, cutoff=0.5)
+    by_lower_case = {key_name.lower(): key for key_name, key in inside.items()}
+    similar = []
+    if last:
+        similar = [key_name for key_name in by_lower_case if key_name.startswith(last)]
+    if not similar:
+        similar = difflib.get_close_matches(last, by_lower_case, n=1, cutoff=0.5)
     if similar:
         return f"Did you mean {by_lower_case[similar[0]]}?"
     return f"Known: {', '.join(by_lower_case.values())}."
 
 
 def check_known(name: str, known: Iterable[str]) -> str:
-    """Return a known name, refuse others; for field validators, whose key begins the sentence
-    raised here."""
+    """Return a known name, refuse others.
+
+    For field validators, which put the key before the message.
+    """
     known = list(known)
     if name not in known:
         raise ValueError(f"{name!r} does not exist. {did_you_mean(name, known)}")
@@ -130,70 +140,79 @@ def _config_error(cls: type[Settings], error: ErrorDetails) -> ConfigError:
 
 
 def _sentence(cls: type[Settings], error: ErrorDetails, name: str, key: str) -> str:
-    if error["type"] == "extra_forbidden":
+    error_type = error["type"]
+    if error_type == "extra_forbidden":
         prefix = f"{cls.table}." if cls.table else ""
-        return (
-            f"Unknown key {key}."
-            f" {did_you_mean(key, (prefix + field for field in cls.model_fields))}"
-        )
-    if error["type"] == "missing":
+        keys = [prefix + field for field in cls.model_fields]
+        return f"Unknown key {key}. {did_you_mean(key, keys)}"
+    if error_type == "missing":
         return f"{key} is missing; give it a value."
-    got = repr(error["input"])
-    if error["type"] == "value_error":  # raised by a validator of ours: the rest of the sentence
+    if error_type == "value_error":  # raised by a validator of ours: the rest of the sentence
         return f"{key} {error['ctx']['error']}"
+
+    value = repr(error["input"])
+    limits = ""
     field = cls.model_fields.get(name)
-    allowed = _allowed(field.annotation) if field else ""
-    limits = bounds(field.metadata) if field else ""
-    if allowed:
-        return f"{key} must be {allowed}, got {got}."
-    if limits and error["type"].startswith(("greater", "less")):
-        return f"{key} must be {limits}, got {got}."
-    wanted = {
-        "finite": "a finite number",
-        "int": "a whole number",
-        "float": "a number",
-        "string": "text",
-        "bool": "true or false",
-    }
-    kind = next((text for start, text in wanted.items() if error["type"].startswith(start)), "")
-    if kind:
-        return f"{key} must be {within(kind, limits)}, got {got}."
-    return f"{key}: {error['msg']}, got {got}."
+    if field is not None:
+        allowed = _allowed(field.annotation)
+        if allowed:
+            return f"{key} must be {allowed}, got {value}."
+        limits = bounds(field.metadata)
+    if limits and error_type.startswith(("greater", "less")):
+        return f"{key} must be {limits}, got {value}."
+    for start, expected in EXPECTED_VALUES.items():
+        if error_type.startswith(start):
+            return f"{key} must be {within(expected, limits)}, got {value}."
+    return f"{key}: {error['msg']}, got {value}."
+
+
+EXPECTED_VALUES = {
+    "finite": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+}
+"""What a field takes, by the beginning of pydantic's type of an error."""
 
 
 def _allowed(annotation: Any) -> str:
     """Return `'train' or 'skip'` for a Literal, otherwise an empty string."""
     if get_origin(annotation) is not Literal:
         return ""
-    names = [repr(value) for value in get_args(annotation)]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    *names, last_name = map(repr, get_args(annotation))
+    if not names:
+        return last_name
+    return f"{', '.join(names)} or {last_name}"
 
 
-def within(kind: str, limits: str) -> str:
-    """Return a kind of value with its limits: `a whole number of at least 1`."""
+def within(value_type: str, limits: str) -> str:
+    """Return a type of value with its limits: `a whole number of at least 1`."""
     if not limits:
-        return kind
-    return f"{kind} of {limits}" if limits.startswith("at ") else f"{kind} {limits}"
+        return value_type
+    if limits.startswith("at "):
+        return f"{value_type} of {limits}"
+    return f"{value_type} {limits}"
 
 
 def bounds(metadata: Iterable[Any]) -> str:
     """Return a field's limits as `in (0, 1]`, `at least 1` or `above 0`."""
-    low = high = ""
-    low_closed = high_closed = False
+    low = high = ""  # as ends of an interval: `(0`, `1]`
+    low_words = high_words = ""
     for limit in metadata:
         match limit:
             case annotated_types.Gt(gt=value):
-                low = str(value)
+                low = f"({value}"
+                low_words = f"above {value}"
             case annotated_types.Ge(ge=value):
-                low, low_closed = str(value), True
+                low = f"[{value}"
+                low_words = f"at least {value}"
             case annotated_types.Lt(lt=value):
-                high = str(value)
+                high = f"{value})"
+                high_words = f"below {value}"
             case annotated_types.Le(le=value):
-                high, high_closed = str(value), True
+                high = f"{value}]"
+                high_words = f"at most {value}"
     if low and high:
-        return f"in {'[' if low_closed else '('}{low}, {high}{']' if high_closed else ')'}"
-    if low:
-        return f"{'at least' if low_closed else 'above'} {low}"
-    if high:
-        return f"{'at most' if high_closed else 'below'} {high}"
-    return ""
+        return f"in {low}, {high}"
+    return low_words or high_words

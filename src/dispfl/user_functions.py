@@ -1,5 +1,7 @@
-"""Import a user's `module:function` or `module:Class`, and call it; every failure is a ConfigError
-of one sentence."""
+"""Import and call a user's `module:function` or `module:Class`.
+
+Every failure is a ConfigError of one sentence.
+"""
 
 import difflib
 import importlib
@@ -21,8 +23,10 @@ _NAME = re.compile(rf"{_WORD}(\.{_WORD})*:{_WORD}")
 
 
 def checked_name(name: str) -> str:
-    """Return the name if it has the form `module:function`; for field validators, which prefix the
-    message."""
+    """Return a name of the form `module:function`, refuse others.
+
+    For field validators, which put the key before the message.
+    """
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"must be module:function, got {name!r}; for example mine:load for load() in mine.py."
@@ -31,8 +35,7 @@ def checked_name(name: str) -> str:
 
 
 def call_factory(key: str, name: str, folder: Path, **offered: Any) -> Any:
-    """Call the function with those of the offered values that it has parameters for, and return its
-    result.
+    """Call a user's function with those of the offered values that it has parameters for.
 
     `key` is the setting that names it, for errors. The module is looked up in the folder, then on
     PYTHONPATH, as Python does for a script in that folder.
@@ -52,20 +55,19 @@ def call_factory(key: str, name: str, folder: Path, **offered: Any) -> Any:
 
 
 def describe_error(problem: Exception, folder: Path | None) -> str:
-    """`ValueError: no such site (mine.py, line 7).`: the message, and the innermost line of the
-    user's code."""
+    """Return an error's message and the innermost line of the user's code.
+
+    `ValueError: no such site (mine.py, line 7).`
+    """
     message = f"{type(problem).__name__}: {problem}".rstrip(".: ")
-    if (
-        isinstance(problem, SyntaxError) or folder is None
-    ):  # a syntax error's message contains the line
+    if isinstance(problem, SyntaxError) or folder is None:
+        # A syntax error's message contains the line.
         return f"{message}."
-    frames = [
-        frame
-        for frame in traceback.extract_tb(problem.__traceback__)
-        if _inside(frame.filename, folder)
-    ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{message}{where}."
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(folder):
+            return f"{message} ({file.name}, line {frame.lineno})."
+    return f"{message}."
 
 
 def import_reference(key: str, name: str, folder: Path | None = None) -> Any:
@@ -76,36 +78,36 @@ def import_reference(key: str, name: str, folder: Path | None = None) -> Any:
     module_name, _, attribute = name.partition(":")
     module = _import(key, module_name, folder)
     if not hasattr(module, attribute):
-        there = [
-            n
-            for n, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module_name
-        ]
-        hint = f" {did_you_mean(attribute, there)}" if there else ""
+        functions = _functions_of(module)
+        hint = f" {did_you_mean(attribute, functions)}" if functions else ""
         raise ConfigError(f"{key} is {name}, but {module_name} has no {attribute}.{hint}", key=key)
     return getattr(module, attribute)
 
 
+def _functions_of(module: ModuleType) -> list[str]:
+    """Return the names of the functions and classes that a module defines itself."""
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and getattr(value, "__module__", "") == module.__name__:
+            names.append(name)
+    return names
+
+
 def _import(key: str, name: str, folder: Path | None) -> ModuleType:
     if folder and str(folder) not in sys.path:
-        sys.path.insert(
-            0, str(folder)
-        )  # kept: a function may import other modules of the folder later
+        # It stays there: a function may import other modules of the folder later.
+        sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or not f"{name}.".startswith(
-            f"{problem.name}."
-        ):  # another module, which it imports
-            raise ConfigError(
-                f"{key}: importing {name} raised {describe_error(problem, folder)}", key=key
-            ) from problem
-        where = f"neither in {folder} nor on PYTHONPATH" if folder else "not installed completely"
-        raise ConfigError(
-            f"{key} names the module {name}, which is {where}.{_similar_module(name)}", key=key
-        ) from None
     except Exception as problem:
+        if _is_missing(name, problem):
+            where = "not installed completely"
+            if folder:
+                where = f"neither in {folder} nor on PYTHONPATH"
+            raise ConfigError(
+                f"{key} names the module {name}, which is {where}.{_similar_module(name)}", key=key
+            ) from None
         raise ConfigError(
             f"{key}: importing {name} raised {describe_error(problem, folder)}", key=key
         ) from problem
@@ -114,23 +116,29 @@ def _import(key: str, name: str, folder: Path | None) -> ModuleType:
     return module
 
 
+def _is_missing(name: str, problem: Exception) -> bool:
+    """Whether a module itself does not exist, rather than one that it imports."""
+    if not isinstance(problem, ModuleNotFoundError) or problem.name is None:
+        return False
+    return f"{name}.".startswith(f"{problem.name}.")
+
+
 def _similar_module(name: str) -> str:
     """Return ` Did you mean my_module?`, or nothing if no module on the path has a similar name."""
-    near = difflib.get_close_matches(
-        name, {module.name for module in pkgutil.iter_modules()}, n=1, cutoff=0.85
-    )
-    return f" Did you mean {near[0]}?" if near else ""
+    modules = {module.name for module in pkgutil.iter_modules()}
+    similar = difflib.get_close_matches(name, modules, n=1, cutoff=0.85)
+    return f" Did you mean {similar[0]}?" if similar else ""
 
 
 def _check_origin(key: str, name: str, module: ModuleType, folder: Path) -> None:
-    """Refuse if another module of the same name was loaded earlier: the wrong code would run
-    unnoticed."""
-    parts = folder.joinpath(*name.split("."))
-    expected = next(
-        (file for file in (parts.with_suffix(".py"), parts / "__init__.py") if file.is_file()), None
-    )
+    """Refuse a module if another one of its name is loaded: the wrong code would run unnoticed."""
+    path = folder.joinpath(*name.split("."))
     loaded = getattr(module, "__file__", None)
-    if expected and (loaded is None or not expected.samefile(loaded)):
+    for expected in (path.with_suffix(".py"), path / "__init__.py"):
+        if not expected.is_file():
+            continue
+        if loaded is not None and expected.samefile(loaded):
+            return
         where = f"from {loaded}" if loaded else "by Python itself"
         raise ConfigError(
             f"{key} refers to {expected}, but another module {name} is already loaded {where}."
@@ -147,23 +155,18 @@ def _arguments(
     except (TypeError, ValueError):  # written in C, without a signature
         return {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    taken = {p.name for p in parameters if p.kind in by_name}
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    arguments = {}
     for parameter in parameters:
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in optional
-        if needed and (parameter.name not in offered or parameter.name not in taken):
-            offers = (
-                f"only {' and '.join(offered)} can be passed"
-                if offered
-                else "it is called without arguments"
-            )
+        if parameter.kind in by_name and parameter.name in offered:
+            arguments[parameter.name] = offered[parameter.name]
+        elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
+            reason = "it is called without arguments"
+            if offered:
+                reason = f"only {' and '.join(offered)} can be passed"
             raise ConfigError(
-                f"{key} {name} requires {parameter.name}, but {offers}. Give {parameter.name} a"
+                f"{key} {name} requires {parameter.name}, but {reason}. Give {parameter.name} a"
                 " default.",
                 key=key,
             )
-    return {argument: value for argument, value in offered.items() if argument in taken}
-
-
-def _inside(file: str, folder: Path) -> bool:
-    return Path(file).is_relative_to(folder)
+    return arguments

@@ -51,8 +51,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints")
-        self._made: list[Path] | None = None
-        """Of a new directory: the folders that were made for it."""
+        self._new_folders: list[Path] | None = None
+        """Of a new directory: the folders that were created for it."""
         self._lock = self._take_lock()
 
     @classmethod
@@ -65,14 +65,16 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> "RunDirectory":
-        """Create and lock a new one without a config; closed before it has one, it is removed
-        again."""
+        """Create and lock a new one without a config.
+
+        If it is closed before it has one, it is removed again.
+        """
         _refuse_existing(path)
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
-        directory._made = made
+        directory._new_folders = new_folders
         with directory.closed_on_failure():
             _refuse_existing(path)  # another process may have been faster
         return directory
@@ -84,8 +86,7 @@ class RunDirectory:
         return cls(path)
 
     def _take_lock(self) -> IO[bytes]:
-        """Lock the directory. The lock ends with the process, so a killed run leaves none
-        behind."""
+        """Lock the directory; the lock ends with the process, so a killed run leaves none."""
         file = self.path / ".lock"
         while True:
             with plain_disk_errors(self.path):
@@ -103,11 +104,11 @@ class RunDirectory:
             lock.close()  # the process that had it before has removed the file
 
     def close(self) -> None:
-        """Release the directory; remove what was made for it if it never got a config."""
-        if self._made is not None and not (self.path / "config.toml").exists():
+        """Release the directory; remove what was created for it if it never got a config."""
+        if self._new_folders is not None and not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty any more
-                for folder in self._made:
+                for folder in self._new_folders:
                     folder.rmdir()
         self._lock.close()
 
@@ -125,8 +126,10 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
 
     def extend(self, config: Mapping[str, Any]) -> None:
-        """Continue with a config of more rounds: the run no longer counts as finished, and then
-        gets the config."""
+        """Continue with a config of more rounds.
+
+        The run first loses its summary, so that it no longer counts as finished.
+        """
         with plain_disk_errors(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
             sync_folder(self.path)
@@ -134,15 +137,12 @@ class RunDirectory:
 
     def append(self, record: Metrics) -> None:
         """Append a line to the metrics."""
-        append_durably(
-            self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n"
-        )
+        append_durably(self.path / "metrics.jsonl", _json_line(record))
 
     def truncate_metrics(self, rounds: int, *, gaps: bool = False) -> list[Metrics]:
         """Keep the lines of the first rounds only: those after the checkpoint are repeated.
 
-        Only a site that joined late or was behind may have `gaps`: rounds that it did not take part
-        in.
+        Only a site that joined late or was behind may have `gaps`: rounds that it missed.
         """
         records = [record for record in read_metrics(self.path) if record["round"] < rounds]
         if len(records) < rounds and not gaps:
@@ -150,26 +150,27 @@ class RunDirectory:
                 f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are"
                 " finished: lines were lost. Restore the file, or start the run again."
             )
-        lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
-        write_atomically(self.path / "metrics.jsonl", lines)
+        write_atomically(self.path / "metrics.jsonl", b"".join(map(_json_line, records)))
         return records
 
     def secret_key(self) -> bytes:
-        """Return the key of private training, for this user only; a new one where there is none, as
-        in a copied run.
+        """Return the key of private training; a new one where there is none, as in a copied run.
 
-        It is drawn from the operating system, not from the seed. Resuming needs it to repeat a
-        round with the same noise; a finished run does not, and keeps no copy.
+        It is drawn from the operating system, not from the seed, and only this user can read it.
+        Resuming needs it to repeat a round with the same noise; a finished run does not, and keeps
+        no copy.
         """
         file = self.path / SECRET_KEY
         with plain_disk_errors(file):
-            if file.exists() and len(key := file.read_bytes()) == KEY_BYTES:
-                return key
+            if file.exists():
+                saved_key = file.read_bytes()
+                if len(saved_key) == KEY_BYTES:
+                    return saved_key
+
             file.unlink(missing_ok=True)
-            with os.fdopen(
-                os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as opened:
-                key = os.urandom(KEY_BYTES)
+            key = os.urandom(KEY_BYTES)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as opened:
                 opened.write(key)
                 opened.flush()
                 os.fsync(opened.fileno())
@@ -188,17 +189,20 @@ class RunDirectory:
         )
 
 
+def _json_line(record: Metrics) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
 def _refuse_existing(path: Path) -> None:
     """Refuse a path with anything but hidden files in it."""
-    if path.exists() and (
-        not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())
-    ):
-        fix = (
-            f"Resume it (--resume {path}), or choose"
-            if (path / "config.toml").exists()
-            else "Choose"
-        )
-        raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
+    if not path.exists():
+        return
+    if path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir()):
+        return
+    fix = "Choose"
+    if (path / "config.toml").exists():
+        fix = f"Resume it (--resume {path}), or choose"
+    raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -217,21 +221,26 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Return the metrics of a run's rounds so far, without lines that a crash has truncated or a
-    resume repeated."""
+    """Return the metrics of a run's rounds so far.
+
+    Lines that a crash has truncated or a resume repeated are left out.
+    """
     file = path / "metrics.jsonl"
     if not file.exists():
         return []
     records: list[Metrics] = []
+    last_round = -1
     for line in file.read_bytes().split(b"\n"):
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(record, dict) or not isinstance(t := record.get("round"), int):
+        if not isinstance(record, dict):
             continue
-        if t > (records[-1]["round"] if records else -1):
+        t = record.get("round")
+        if isinstance(t, int) and t > last_round:
             records.append(record)
+            last_round = t
     return records
 
 
@@ -248,8 +257,7 @@ def read_summary(path: Path) -> Metrics | None:
 
 
 def has_all_rounds(path: Path, rounds: int) -> bool:
-    """Whether a run has this many rounds: it was not interrupted, nor stopped early by a
-    callback."""
+    """Whether a run has this many rounds, neither interrupted nor stopped early by a callback."""
     summary = read_summary(path)
     if summary is None or "stopped" in summary:
         return False
@@ -260,32 +268,39 @@ SPLIT = "split.safetensors"
 
 
 def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str = "") -> None:
-    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes), and the
-    digest of the data."""
-    tensors = {"label_counts": label_counts}
-    for prefix, peers in (("", split), ("unseen/", split.unseen)):
-        for part, rows in (peers.parts if peers else {}).items():
-            names = peer_names(len(rows))
-            tensors |= {
-                f"{prefix}{part}/{name}": mine for name, mine in zip(names, rows, strict=True)
-            }
+    """Save a split and the digest of the data.
+
+    Its tensors are `train/000`, `test/000`, ... and `label_counts` (peers, classes).
+    """
+    tensors = {"label_counts": label_counts, **_split_tensors(split, "")}
+    if split.unseen is not None:
+        tensors |= _split_tensors(split.unseen, "unseen/")
     if split.global_test is not None:
         tensors["global_test"] = split.global_test
     write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data_sha256": data_digest}))
+
+
+def _split_tensors(split: Split, prefix: str) -> dict[str, Tensor]:
+    """Return the rows of each peer, by their names in the file."""
+    tensors = {}
+    for subset, rows_of_peers in split.parts.items():
+        names = peer_names(len(rows_of_peers))
+        for name, rows in zip(names, rows_of_peers, strict=True):
+            tensors[f"{prefix}{subset}/{name}"] = rows
+    return tensors
 
 
 def read_split(path: Path) -> tuple[Split, Tensor] | None:
     """Return a saved split and its label counts; None if there is none."""
     try:
         tensors = safetensors.torch.load_file(path / SPLIT)
-        names = peer_names(len(tensors["label_counts"]))
-        unseen = sorted(
-            name.rpartition("/")[2] for name in tensors if name.startswith("unseen/train/")
-        )
-        split = _rows(tensors, "", names)
-        if unseen:
-            split = replace(split, unseen=_rows(tensors, "unseen/", unseen))
-        return replace(split, global_test=tensors.get("global_test")), tensors["label_counts"]
+        label_counts = tensors["label_counts"]
+        split = _split_of(tensors, "", peer_names(len(label_counts)))
+        unseen_keys = [key for key in tensors if key.startswith("unseen/train/")]
+        if unseen_keys:
+            names = sorted(key.rpartition("/")[2] for key in unseen_keys)
+            split = replace(split, unseen=_split_of(tensors, "unseen/", names))
+        return replace(split, global_test=tensors.get("global_test")), label_counts
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
@@ -294,17 +309,21 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
         ) from problem
 
 
-def _rows(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
-    train, test = (
-        tuple(tensors[f"{prefix}{part}/{name}"] for name in names) for part in ("train", "test")
-    )
-    held_out = [f"{prefix}validation/{name}" for name in names]
-    return Split(train, test, tuple(tensors[name] for name in held_out if name in tensors))
+def _split_of(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
+    """Return the split of these peers; without validation data it has none."""
+    train = []
+    test = []
+    validation = []
+    for name in names:
+        train.append(tensors[f"{prefix}train/{name}"])
+        test.append(tensors[f"{prefix}test/{name}"])
+        if f"{prefix}validation/{name}" in tensors:
+            validation.append(tensors[f"{prefix}validation/{name}"])
+    return Split(tuple(train), tuple(test), tuple(validation))
 
 
 def read_data_digest(path: Path) -> str:
-    """Return the digest of the data that a run with a saved split was started with; empty where
-    there is none."""
+    """Return the digest of the data that a saved split is of; empty where there is none."""
     with safetensors.safe_open(path / SPLIT, "pt") as file:
         return str((file.metadata() or {}).get("data_sha256", ""))
 
@@ -322,8 +341,7 @@ def saved_rounds(path: Path) -> int:
 
 
 def final_states(path: Path) -> dict[str, PeerState]:
-    """Return the states in the newest complete checkpoint by name, in roster order; a server's
-    comes last."""
+    """Return the states in the newest complete checkpoint, in roster order; a server's is last."""
     rounds = saved_rounds(path)
     try:
         steps = Checkpoints(path / "checkpoints").load(rounds)
@@ -341,32 +359,36 @@ def personal_states(path: Path) -> dict[str, PeerState]:
 
 def saved_states(path: Path, roster: Sequence[str]) -> LazyStates:
     """Return the peers' states in the newest complete checkpoint, read on access."""
-    checkpoints, rounds = Checkpoints(path / "checkpoints"), saved_rounds(path)
+    checkpoints = Checkpoints(path / "checkpoints")
+    rounds = saved_rounds(path)
     return LazyStates(roster, lambda peer: checkpoints.load(rounds, [peer])[peer].next_state)
 
 
 def label_counts(path: Path) -> Tensor | None:
-    """Return the training samples of each class per peer, (peers, classes); None where the run
-    saved no split."""
+    """Return the training samples per peer and class; None where the run saved no split."""
     read_config(path)
     saved = read_split(path)
-    return saved[1] if saved else None
+    if saved is None:
+        return None
+    _, counts = saved
+    return counts
 
 
 def layout_of(path: Path) -> Layout:
-    """Return the layout of the run's model, which must be a built-in one, with its units if masks
-    are of channels."""
+    """Return the layout of the run's model, which must be a built-in one.
+
+    It knows the model's units if masks are of channels.
+    """
     config = read_config(path)
     if MADE_IN_PYTHON in config:
         raise RunError(f"{path} was made in Python: only its caller has the model and its layout.")
     try:
-        spec, model = describe(config["data"]["name"]), Model(**config["model"])
+        spec = describe(config["data"]["name"])
+        model = Model(**config["model"])
         if config.get("method", {}).get("structure") == "channels":
             method = DisPFL(**config["method"])
-            return method.layout(
-                model.build(spec.shape[0], spec.classes, spec.shape[1]),
-                lambda: torch.zeros(2, *spec.shape),
-            )
+            module = model.build(spec.shape[0], spec.classes, spec.shape[1])
+            return method.layout(module, lambda: torch.zeros(2, *spec.shape))
         with torch.device("meta"):  # shapes alone, no memory
             module = model.build(spec.shape[0], spec.classes, spec.shape[1])
     except (KeyError, TypeError, ConfigError) as problem:
@@ -379,9 +401,6 @@ def layout_of(path: Path) -> Layout:
 
 def _how_to_resume(path: Path, config: dict[str, Any]) -> str:
     """Return how to resume the run, which then repeats what is missing."""
-    how = (
-        "Federation.run(..., resume=True)"
-        if MADE_IN_PYTHON in config
-        else f"dispfl run --resume {path}"
-    )
-    return f"Resume the run: {how}."
+    if MADE_IN_PYTHON in config:
+        return "Resume the run: Federation.run(..., resume=True)."
+    return f"Resume the run: dispfl run --resume {path}."

@@ -1,5 +1,4 @@
-"""Grids of runs that differ in one thing only: the runs of a comparison or a sweep, their states,
-and running them.
+"""Grids of runs: the runs of a comparison or a sweep, their states, and running them.
 
     DIR/<method>/seed-0, seed-1, ...             of a comparison of methods
     DIR/<method>@<key>=<value>[,...]/seed-0, ... of a variant of a method in it
@@ -34,8 +33,7 @@ from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
 
 POLL_INTERVAL = 1.0
-"""How long a process waits before it looks again whether a run of another one is finished or
-free."""
+"""Seconds between two looks at the runs of other processes: is one finished, or free?"""
 
 
 class RunState(StrEnum):
@@ -51,10 +49,10 @@ class GridRun:
     """One run of a grid."""
 
     row: Mapping[str, str]
-    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density":
-    "0.2"}`.
+    """How it differs from the other runs of its seed.
 
-    In a comparison a variant of a method is `{"method": "dispfl@method.structure=channels"}`.
+    `{"method": "ditto"}` in a comparison, `{"method.density": "0.2"}` in a sweep. A variant of a
+    method is `{"method": "dispfl@method.structure=channels"}`.
     """
     experiment: Experiment
     path: Path
@@ -71,17 +69,15 @@ class GridRun:
 
     @property
     def training(self) -> str:
-        """Everything that its training depends on; runs for which it is the same differ in
-        evaluation only.
+        """Everything that its training depends on.
 
-        A private run has noise of its own.
+        Runs for which it is the same differ in evaluation only. A private run has noise of its own.
         """
         if self.experiment.privacy.enabled:
             return str(self.path)
         method = self.experiment.method.training_method
-        return json.dumps(
-            self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True
-        )
+        training = self.experiment.model_copy(update={"method": method})
+        return json.dumps(training.to_toml(), sort_keys=True)
 
     @property
     def finished_rounds(self) -> int:
@@ -93,11 +89,9 @@ class GridRun:
         """The state of its run directory."""
         if not (self.path / "config.toml").exists():
             return RunState.MISSING
-        return (
-            RunState.DONE
-            if has_all_rounds(self.path, self.experiment.rounds)
-            else RunState.INTERRUPTED
-        )
+        if has_all_rounds(self.path, self.experiment.rounds):
+            return RunState.DONE
+        return RunState.INTERRUPTED
 
     def start(
         self, directory: RunDirectory, decoding: ProgressCallback | None = None
@@ -109,52 +103,71 @@ class GridRun:
 def methods_grid(
     arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path
 ) -> list[GridRun]:
-    """Return the runs of a comparison: methods, variants of methods (`dispfl@method.density=0.2`),
-    and overrides."""
-    variants = {
-        text: _parse_variant(text) for text in arguments if "=" not in text or "@" in _key(text)
-    }
-    methods = list(dict.fromkeys(name for name, _ in variants.values()))
-    overrides = [argument for argument in arguments if argument not in variants]
+    """Return the runs of a comparison.
+
+    The arguments are methods, variants of methods (`dispfl@method.density=0.2`), and overrides.
+    """
+    variants: dict[str, tuple[str, list[str]]] = {}
+    overrides = []
+    for argument in arguments:
+        if "=" not in argument or "@" in _key(argument):
+            variants[argument] = _parse_variant(argument)
+        else:
+            overrides.append(argument)
     if not variants:
         raise ConfigError(f"Name the methods to compare. There are: {', '.join(METHODS)}.")
-    if files := [name for name in methods if name.endswith(".toml")]:
-        raise ConfigError(
-            f"method {files[0]!r} does not exist. Give a config file with -c.", key="method"
-        )
-    fields = {name: METHODS.find(name).model_fields.keys() - {"name"} for name in methods}
+
+    fields = {name: _fields(name) for name, _ in variants.values()}
     for override in overrides:
-        key = _key(override)
-        if key in ("method", "method.name"):
-            raise ConfigError(
-                f"Name the methods to compare without 'method=', got {override!r}.", key="method"
-            )
-        if key.startswith("method.") and not any(_has(fields[name], key) for name in methods):
-            known = {f"method.{field}" for names in fields.values() for field in names}
-            fix = did_you_mean(key, known) if known else "They have no settings of their own."
-            raise ConfigError(
-                f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}", key=key
-            )
+        _check_override(override, fields)
     compose(config)  # a config must be valid even if its method is not among these
+
     rows: dict[str, tuple[dict[str, str], list[str]]] = {}
-    for text, (name, changes) in variants.items():
-        own = [override for override in overrides if _has(fields[name], _key(override))]
-        folder = _safe_name(text)
+    for variant, (name, changes) in variants.items():
+        folder = _safe_name(variant)
         if folder in rows:
             raise ConfigError(
-                f"{text} and {rows[folder][0]['method']} would share the folder {folder}; omit one."
+                f"{variant} and {rows[folder][0]['method']} would share the folder {folder};"
+                " omit one."
             )
-        rows[folder] = ({"method": text}, [*own, f"method={name}", *changes])
+        shared = [override for override in overrides if _has(fields[name], _key(override))]
+        rows[folder] = ({"method": variant}, [*shared, f"method={name}", *changes])
     cells = _grid(rows, config, seeds, out)
     _refuse_equal_rows(cells[: len(rows)])
     return cells
 
 
+def _fields(method: str) -> Collection[str]:
+    """Return the settings of a method."""
+    if method.endswith(".toml"):
+        raise ConfigError(
+            f"method {method!r} does not exist. Give a config file with -c.", key="method"
+        )
+    return METHODS.find(method).model_fields.keys() - {"name"}
+
+
+def _check_override(override: str, fields: Mapping[str, Collection[str]]) -> None:
+    """Refuse an override that is for none of the methods with these fields."""
+    key = _key(override)
+    if key in ("method", "method.name"):
+        raise ConfigError(
+            f"Name the methods to compare without 'method=', got {override!r}.", key="method"
+        )
+    if any(_has(names, key) for names in fields.values()):
+        return
+    method_keys = [f"method.{name}" for name in set().union(*fields.values())]
+    fix = "They have no settings of their own."
+    if method_keys:
+        fix = did_you_mean(key, method_keys)
+    raise ConfigError(
+        f"None of these methods ({', '.join(fields)}) has the key {key}. {fix}", key=key
+    )
+
+
 def _parse_variant(text: str) -> tuple[str, list[str]]:
-    """Return the method and the overrides of
-    `dispfl@method.structure=channels,method.density=0.2`."""
-    name, at, changes = text.partition("@")
+    """Split `dispfl@method.structure=channels,method.density=0.2` into method and overrides."""
     example = "such as dispfl@method.structure=channels"
+    name, at, changes = text.partition("@")
     overrides = _split_at_commas(changes) if at else []
     for override in overrides:
         key = _key(override)
@@ -186,38 +199,39 @@ SAME_FOR_ALL = ("seed", "peers", "data", "partition")
 
 
 def _safe_name(text: str) -> str:
-    """Return a folder's name for a method or a variant, without characters that are special in
-    shells or paths."""
+    """Return a folder's name for a method or a variant, safe in shells and paths."""
     return re.sub(r"[^\w.,=@+-]+", "_", text.replace(":", ".")).strip("_")
 
 
 def _refuse_equal_rows(cells: Sequence[GridRun]) -> None:
-    """Refuse two rows with the same settings, such as dispfl and
-    dispfl@method.structure=weights."""
-    for one, other in itertools.combinations(cells, 2):
-        if one.experiment == other.experiment:
+    """Refuse rows with the same settings, such as dispfl and dispfl@method.structure=weights."""
+    for first, second in itertools.combinations(cells, 2):
+        if first.experiment == second.experiment:
             raise ConfigError(
-                f"{one.row['method']} and {other.row['method']} have the same settings; omit one of"
-                " them."
+                f"{first.row['method']} and {second.row['method']} have the same settings; omit one"
+                " of them."
             )
 
 
 def sweep_grid(
     overrides: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path
 ) -> list[GridRun]:
-    """Return the runs of a sweep: the product of all overrides with several values,
-    `method.density=0.2,0.4`."""
+    """Return the runs of a sweep.
+
+    They are the product of all overrides with several values, such as `method.density=0.2,0.4`.
+    """
+    fixed: list[str] = []
+    swept: dict[str, list[str]] = {}
     for override in overrides:
         if "=" not in override:
             raise ConfigError(
                 f"Expected key=value, got {override!r}. To compare methods use dispfl compare."
             )
-    fixed = [override for override in overrides if len(_values(override)) == 1]
-    swept = {
-        _key(override): list(dict.fromkeys(_values(override)))
-        for override in overrides
-        if override not in fixed
-    }
+        values = _values(override)
+        if len(values) == 1:
+            fixed.append(override)
+        else:
+            swept[_key(override)] = list(dict.fromkeys(values))
     if not swept:
         raise ConfigError(
             "Nothing to sweep: give a key several values, such as method.density=0.2,0.5."
@@ -228,8 +242,8 @@ def sweep_grid(
             key="seed",
         )
     rows = {}
-    for values in itertools.product(*swept.values()):
-        row = dict(zip(swept, values, strict=True))
+    for combination in itertools.product(*swept.values()):
+        row = dict(zip(swept, combination, strict=True))
         chosen = [f"{key}={value}" for key, value in row.items()]
         folder = ",".join(chosen).replace("/", "_")
         if folder in rows:
@@ -242,8 +256,7 @@ def sweep_grid(
 
 
 def check_grid(runs: Iterable[GridRun]) -> None:
-    """Refuse run directories that hold other experiments, and networks that a method cannot use,
-    before anything runs.
+    """Refuse run directories of other experiments, and networks that a method cannot use.
 
     Whether a network has channels that can be left out takes its data; it does not depend on the
     seed.
@@ -283,21 +296,21 @@ def run_missing(
     at the end waits for the others. A run whose process dies is taken up by one of those that wait.
     """
     callbacks = callbacks or GridCallbacks()
-    left = sorted(
-        runs, key=lambda run: not run.finished_rounds
-    )  # what was interrupted first: others may follow it
-    while left:
-        taken, found = [], False
-        for run in left:
+    # Interrupted runs come first: others may be trained together with them.
+    remaining = sorted(runs, key=lambda run: not run.finished_rounds)
+    while remaining:
+        taken = []
+        for run in remaining:
             directory = _lock(run)
             if directory is None:
                 taken.append(run)
-                continue
-            found = True
-            _run_together(run, directory, left, callbacks, track)
-        left = [run for run in taken if run.state is not RunState.DONE]
-        if left and not found:
-            callbacks.wait(left)
+            else:
+                _run_together(run, directory, remaining, callbacks, track)
+
+        all_taken = len(taken) == len(remaining)
+        remaining = [run for run in taken if run.state is not RunState.DONE]
+        if remaining and all_taken:
+            callbacks.wait(remaining)
             time.sleep(POLL_INTERVAL)
 
 
@@ -310,35 +323,40 @@ def _run_together(
 ) -> None:
     """Run a run, and with it those that differ only in how the same models are evaluated."""
     with contextlib.ExitStack() as stack:
-        locked = {}
+        locked: list[tuple[GridRun, RunDirectory]] = []
         for run in runs:
-            if run.path != leader.path and _follows(run, leader) and (own := _lock(run)):
-                stack.callback(own.close)
-                locked[run.path] = run, own
+            if run.path == leader.path or not _follows(run, leader):
+                continue
+            follower_directory = _lock(run)
+            if follower_directory:
+                stack.callback(follower_directory.close)
+                locked.append((run, follower_directory))
         stack.callback(directory.close)
-        own_callbacks = callbacks.run(leader)
+
+        observer = callbacks.run(leader)
         started = leader.start(directory, callbacks.decoding)
-        tracked = stack.enter_context(tracking(track, leader.path, own_callbacks))
+        tracked = stack.enter_context(tracking(track, leader.path, observer))
         followers = []
-        for run, own in locked.values():
-            follower = started.follower(run.experiment, own)
+        for run, follower_directory in locked:
+            follower = started.follower(run.experiment, follower_directory)
             follower.on_round = stack.enter_context(tracking(track, run.path, RunObserver())).round
             followers.append(follower)
         started.run(tracked, followers=followers)
-    for run in (leader, *(run for run, _ in locked.values())):
+
+    callbacks.end(leader)
+    for run, _ in locked:
         callbacks.end(run)
 
 
 def _follows(run: GridRun, leader: GridRun) -> bool:
-    """Whether a run can be trained together with another one: both from their beginning, or both
-    interrupted."""
-    same = run.training == leader.training and not run.finished_rounds
-    return same and len(read_metrics(run.path)) >= leader.finished_rounds
+    """Whether a run can be trained with another one: both from the start, or both interrupted."""
+    if run.training != leader.training or run.finished_rounds:
+        return False
+    return len(read_metrics(run.path)) >= leader.finished_rounds
 
 
 def _lock(run: GridRun) -> RunDirectory | None:
-    """Lock the directory of a run that is not finished; None if it is, or if another process has
-    it."""
+    """Lock the directory of an unfinished run; None if it is finished or another process has it."""
     state = run.state
     if state is RunState.DONE:
         return None
@@ -365,23 +383,25 @@ def _grid(
     seeds: int,
     out: Path,
 ) -> list[GridRun]:
-    """Return all rows at the first seed, then all at the next: an interrupted grid has complete
-    comparisons in it."""
-    first = {folder: compose(config, overrides) for folder, (_, overrides) in rows.items()}
-    return [
-        GridRun(
-            row,
-            compose(config, [*overrides, f"seed={first[folder].seed + number}"]),
-            out / folder / f"seed-{first[folder].seed + number}",
-        )
-        for number in range(seeds)
-        for folder, (row, overrides) in rows.items()
-    ]
+    """Return all rows at the first seed, then all at the next.
+
+    So an interrupted grid has complete comparisons in it.
+    """
+    first_seeds = {}
+    for folder, (_, overrides) in rows.items():
+        first_seeds[folder] = compose(config, overrides).seed
+
+    runs = []
+    for number in range(seeds):
+        for folder, (row, overrides) in rows.items():
+            seed = first_seeds[folder] + number
+            experiment = compose(config, [*overrides, f"seed={seed}"])
+            runs.append(GridRun(row, experiment, out / folder / f"seed-{seed}"))
+    return runs
 
 
 def _has(fields: Collection[str], key: str) -> bool:
-    """Whether an override is for a method with these fields; those of other tables are for all
-    methods."""
+    """Whether a key is for a method with these fields; those of other tables are for all."""
     return not key.startswith("method.") or key.removeprefix("method.") in fields
 
 
@@ -396,16 +416,21 @@ def _values(override: str) -> list[str]:
 
 def _split_at_commas(text: str) -> list[str]:
     """Split a text at the commas outside brackets and quotes."""
-    values, depth, quote = [""], 0, ""
+    values = [""]
+    depth = 0
+    quote = ""
     for letter in text:
+        if letter == "," and depth == 0 and not quote:
+            values.append("")
+            continue
+        values[-1] += letter
         if quote:
-            quote = "" if letter == quote else quote
+            if letter == quote:
+                quote = ""
         elif letter in "'\"":
             quote = letter
-        else:
-            depth += (letter in "[{") - (letter in "]}")
-            if letter == "," and depth == 0:
-                values.append("")
-                continue
-        values[-1] += letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
     return [value.strip() for value in values]

@@ -1,8 +1,8 @@
-"""Several processes that run a grid together: each takes the next run that no other has, and
-reports to this one.
+"""Several processes that run a grid together.
 
-A process that is killed loses nothing: its lock ends with it, and another one takes up its run.
-Each has a pipe of its own, because a killed process may leave a shared queue locked.
+Each takes the next run that no other has, and reports to the process that started it. A process
+that is killed loses nothing: its lock ends with it, and another one takes up its run. Each has a
+pipe of its own, because a killed process may leave a shared queue locked.
 """
 
 import contextlib
@@ -34,25 +34,27 @@ def run_in_processes(
     callbacks: GridCallbacks | None = None,
     track: str | None = None,
 ) -> None:
-    """Resume the interrupted runs and start the missing ones in several processes, which divide the
-    workers."""
-    if ray := [run for run in runs if run.experiment.engine == "ray"]:
-        raise ConfigError(
-            f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own;"
-            " omit it.",
-            key="--jobs",
-        )
-    left = [run for run in runs if run.state is not RunState.DONE]
+    """Run the missing and interrupted runs in several processes, which divide the workers."""
+    for run in runs:
+        if run.experiment.engine == "ray":
+            raise ConfigError(
+                f"--jobs is {jobs}, but {run.title} has engine=ray, which has processes of its own;"
+                " omit it.",
+                key="--jobs",
+            )
+    remaining = _unfinished(runs)
+    orders = [_order(run, jobs) for run in remaining]
     processes = _Processes(runs, callbacks or GridCallbacks())
     try:
-        for _ in range(min(jobs, len(left))):
-            processes.start([_order(run, jobs) for run in left], track)
+        for _ in range(min(jobs, len(orders))):
+            processes.start(orders, track)
         processes.receive()
     finally:
         processes.stop()
+
     if processes.problem:
         raise processes.problem
-    unfinished = [run for run in left if run.state is not RunState.DONE]
+    unfinished = _unfinished(remaining)
     if unfinished:
         names = ", ".join(run.title for run in unfinished)
         raise RunError(f"{processes.ended()}; not finished: {names}. Repeat the command to resume.")
@@ -60,10 +62,13 @@ def run_in_processes(
         log.warning("%s; the others have done its work.", processes.ended())
 
 
+def _unfinished(runs: Sequence[GridRun]) -> list[GridRun]:
+    return [run for run in runs if run.state is not RunState.DONE]
+
+
 def _order(run: GridRun, jobs: int) -> Order:
-    experiment = run.experiment.model_copy(
-        update={"workers": max(1, run.experiment.workers // jobs)}
-    )
+    workers = max(1, run.experiment.workers // jobs)
+    experiment = run.experiment.model_copy(update={"workers": workers})
     return experiment.to_toml(), str(run.path)
 
 
@@ -83,16 +88,15 @@ class _Processes:
 
     def start(self, orders: Sequence[Order], track: str | None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, orders, track))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(sender, orders, track))
         process.start()
-        theirs.close()
-        self._started[ours] = process
+        sender.close()
+        self._started[receiver] = process
         self._count += 1
 
     def receive(self) -> None:
-        """Pass the messages of all processes on to the callbacks, until all have ended or one has
-        failed."""
+        """Pass messages on to the callbacks, until all processes have ended or one has failed."""
         while self._started and self.problem is None:
             for connection in wait(list(self._started)):
                 assert isinstance(connection, Connection)
@@ -106,13 +110,13 @@ class _Processes:
                 else:
                     self._pass_on(*message)
 
-    def _pass_on(self, what: str, *values: Any) -> None:
+    def _pass_on(self, event: str, *values: Any) -> None:
         callbacks = self._callbacks
-        match what:
+        match event:
             case "run":
                 self._running[values[0]] = callbacks.run(self._runs[values[0]])
             case "begin" | "step" | "round":
-                getattr(self._running[values[0]], what)(*values[1:])
+                getattr(self._running[values[0]], event)(*values[1:])
             case "end":
                 callbacks.end(self._runs[values[0]])
             case "wait":
@@ -143,13 +147,14 @@ class _Processes:
 
 def _work(connection: Connection, orders: Sequence[Order], track: str | None) -> None:
     """Run in one of the processes: take runs until none is left."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all; the process that started this one ends it
+    # Ctrl-C reaches all processes; the one that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     send = MessageSender(connection)
     log.addHandler(_LogHandler(send))
-    runs = [GridRun({}, compose(config), Path(path)) for config, path in orders]
+    runs = []
+    for config, path in orders:
+        runs.append(GridRun({}, compose(config), Path(path)))
 
     def callbacks_of(run: GridRun) -> RunObserver:
         path = str(run.path)
@@ -160,18 +165,19 @@ def _work(connection: Connection, orders: Sequence[Order], track: str | None) ->
             round=partial(send, "round", path),
         )
 
+    def waiting_for(others: Sequence[GridRun]) -> None:
+        send("wait", [str(run.path) for run in others])
+
     callbacks = GridCallbacks(
         run=callbacks_of,
         end=lambda run: send("end", str(run.path)),
-        wait=lambda runs: send("wait", [str(run.path) for run in runs]),
+        wait=waiting_for,
         decoding=partial(send, "decoding"),
     )
     try:
         run_missing(runs, callbacks, track)
-    except (
-        KeyboardInterrupt,
-        BrokenPipeError,
-    ):  # stopped, or the process that started this one was killed
+    except (KeyboardInterrupt, BrokenPipeError):
+        # Stopped, or the process that started this one was killed.
         raise SystemExit(130) from None
     except DispflError as problem:
         send("error", str(problem))
@@ -182,11 +188,11 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 class MessageSender:
-    """Sends messages to the process that started this one; several threads may do so at the same
-    time."""
+    """Sends messages to the process that started this one; threads may share it."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._lock = connection, threading.Lock()
+        self._connection = connection
+        self._lock = threading.Lock()
 
     def __call__(self, *message: Any) -> None:
         with self._lock:

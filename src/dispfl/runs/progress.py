@@ -1,5 +1,4 @@
-"""Progress of a run: a live bar with the time left on a terminal or in a notebook, one line per
-round elsewhere."""
+"""Progress of a run: a live bar on a terminal or in a notebook, one line per round elsewhere."""
 
 import contextlib
 import logging
@@ -62,10 +61,8 @@ def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunObse
 @contextlib.contextmanager
 def log_to(console: Console) -> Iterator[None]:
     """Print the log messages of runs on a console, above a live bar if there is one."""
-    log, handler = (
-        logging.getLogger("dispfl"),
-        RichHandler(console=console, show_time=False, show_path=False),
-    )
+    log = logging.getLogger("dispfl")
+    handler = RichHandler(console=console, show_time=False, show_path=False)
     log.addHandler(handler)
     try:
         yield
@@ -76,28 +73,22 @@ def log_to(console: Console) -> Iterator[None]:
 def describe_round(record: Metrics) -> str:
     """`accuracy 0.512 · 3 peers failed`."""
     scores = main_scores(record)
-    text = f"{record['metric']} {measure_of([record]).text(scores['mean'] if scores else None)}"
+    mean = scores["mean"] if scores else None
+    text = f"{record['metric']} {measure_of([record]).text(mean)}"
     if record["failures"]:
         text += f" · {len(record['failures'])} peers failed"
     return text
 
 
 def _run_bar(console: Console) -> ProgressBar:
-    title, result = TextColumn("[bold]{task.description}"), TextColumn("{task.fields[result]} ·")
+    title = TextColumn("[bold]{task.description}")
+    result = TextColumn("{task.fields[result]} ·")
     left = (TextColumn("left"), TimeRemainingColumn())
     if console.width < 80:  # the time left is worth more than the steps and the time so far
         return ProgressBar(title, BarColumn(4), result, *left, console=console)
-    done = (MofNCompleteColumn(), TextColumn("steps ·"))
-    return ProgressBar(
-        title,
-        BarColumn(),
-        *done,
-        result,
-        TimeElapsedColumn(),
-        TextColumn("·"),
-        *left,
-        console=console,
-    )
+    steps = (MofNCompleteColumn(), TextColumn("steps ·"))
+    elapsed = (TimeElapsedColumn(), TextColumn("·"))
+    return ProgressBar(title, BarColumn(), *steps, result, *elapsed, *left, console=console)
 
 
 def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunObserver:
@@ -107,9 +98,8 @@ def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunObserver:
         # Setting `completed` before the clock starts would include the steps of an earlier process
         # in the speed.
         bar.reset(task, total=total, completed=done)
-        bar.update(
-            task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}"
-        )
+        current = min(done * rounds // total + 1, rounds)
+        bar.update(task, description=f"{title} round {current}/{rounds}")
 
     def after(record: Metrics) -> None:
         finished = record["round"] + 1
@@ -133,35 +123,39 @@ def _line_callbacks(title: str, rounds: int, console: Console) -> RunObserver:
         # so divide by 1.
         seconds_per_round = (time.monotonic() - started[0]) / max(1, finished - first[0])
         left = timedelta(seconds=round(seconds_per_round * (rounds - finished)))
-        print_text(
-            console, f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}"
-        )
+        result = describe_round(record)
+        print_text(console, f"{title} round {finished}/{rounds} · {result} · left {left}")
 
     return RunObserver(begin=begin, round=after)
 
 
 def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) -> RunObserver:
-    """Show a bar as HTML, at most a few times in a second: rich's needs ipywidgets, which may not
-    be installed."""
+    """Show a bar as HTML, at most a few times in a second.
+
+    Rich's own bar needs ipywidgets, which may not be installed.
+    """
     state = {"done": 0, "total": 1, "first": 0, "round": 1}
-    result, began, shown = "", time.monotonic(), 0.0
+    result = ""
+    began = time.monotonic()
+    shown = 0.0
 
     def update() -> None:
         nonlocal shown
         shown = time.monotonic()
-        here, left = state["done"] - state["first"], state["total"] - state["done"]
-        time_left = (
-            f" · left {timedelta(seconds=round((shown - began) / here * left))}" if here else ""
-        )
+        finished_steps = state["done"] - state["first"]
+        remaining_steps = state["total"] - state["done"]
+        time_left = ""
+        if finished_steps:
+            seconds = (shown - began) / finished_steps * remaining_steps
+            time_left = f" · left {timedelta(seconds=round(seconds))}"
         text = escape(f"{title} round {state['round']}/{rounds}{result}{time_left}")
         show(f'<progress value="{state["done"]}" max="{state["total"]}"></progress> {text}')
 
     def begin(done: int, total: int) -> None:
         nonlocal began
         began = time.monotonic()
-        state.update(
-            done=done, first=done, total=total, round=min(done * rounds // total + 1, rounds)
-        )
+        current = min(done * rounds // total + 1, rounds)
+        state.update(done=done, first=done, total=total, round=current)
         update()
 
     def step() -> None:
@@ -173,10 +167,9 @@ def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) ->
         nonlocal result
         finished = record["round"] + 1
         result = f" · {describe_round(record)}"
-        state.update(
-            round=min(finished + 1, rounds),
-            done=max(state["done"], finished * state["total"] // rounds),
-        )
+        finished_steps = finished * state["total"] // rounds
+        state["round"] = min(finished + 1, rounds)
+        state["done"] = max(state["done"], finished_steps)
         update()
 
     return RunObserver(begin=begin, step=step, round=after)

@@ -1,5 +1,4 @@
-"""Peers that did not take part in a run: how good a model they get from it with a few steps on
-their own data."""
+"""Peers that did not take part in a run: how good a model they get from it in a few steps."""
 
 from collections.abc import Mapping
 
@@ -18,28 +17,32 @@ from dispfl.runs.metrics import Metrics, spread
 def evaluate_newcomers(
     context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
 ) -> Metrics | None:
-    """Return the scores of the unseen peers after the run, as `summary.json` has them; None without
-    any."""
+    """Return the scores of the unseen peers after the run, for `summary.json`; None without any."""
     if not context.data.unseen:
         return None
-    reports = [personalize(context, states, server, name) for name in sorted(context.data.unseen)]
+    scores = []
+    failures = []
+    for name in sorted(context.data.unseen):
+        report = personalize(context, states, server, name)
+        scores.append(report.score)
+        if report.failure:
+            failures.append(report.failure)
     return {
-        "peers": len(reports),
+        "peers": len(scores),
         "steps": context.simulation.unseen_steps,
-        "score": spread([report.score for report in reports]),
-        "failures": [report.failure for report in reports if report.failure],
+        "score": spread(scores),
+        "failures": failures,
     }
 
 
 def personalize(
     context: RunContext, states: Mapping[str, PeerState], server: PeerState | None, name: str
 ) -> Report:
-    """Let an unseen peer join after the last round, for `unseen_steps` local steps at the initial
-    learning rate.
+    """Let an unseen peer join after the last round, for `unseen_steps` local steps.
 
-    It takes one step of the method: it starts as a peer of round 0 and receives from as many random
-    peers as the topology gives a peer, or the server. Where peers are evaluated with a global
-    model, it fine-tunes that model.
+    The learning rate is the initial one. The peer takes one step of the method: it starts as a peer
+    of round 0 and receives from as many random peers as the topology gives a peer, or from the
+    server. Where peers are evaluated with a global model, it fine-tunes that model.
     """
     steps = context.simulation.unseen_steps
     last = context.settings.rounds - 1
@@ -56,18 +59,21 @@ def personalize(
         task = PeerTask(name, last, server=server)
     else:
         graph: dict[str, list[str]] = {peer: [] for peer in context.roster}
-        task = PeerTask(name, last, graph | {name: _neighbours(context, name)})
-    received = {
-        sender: states[sender] for sender in task_senders(joined, task, state) if sender != SERVER
-    }
-    fetch = fetch_here(joined, joined.codec, task, {**received, name: state})
+        graph[name] = _neighbours(context, name)
+        task = PeerTask(name, last, graph)
+    readable = {}
+    for sender in task_senders(joined, task, state):
+        if sender != SERVER:
+            readable[sender] = states[sender]
+    readable[name] = state
+    fetch = fetch_here(joined, joined.codec, task, readable)
     return simulated_step(joined, joined.codec, network, task, state, fetch).report
 
 
 def _neighbours(context: RunContext, name: str) -> list[str]:
     """Draw as many peers as the most connected one receives from in the last round."""
-    degree = max(map(len, exchange_graph(context, context.settings.rounds - 1).values()), default=0)
-    drawn = torch.randperm(
-        len(context.roster), generator=stream(context.settings.seed, "newcomer", name)
-    )[:degree]
-    return sorted(context.roster[k] for k in drawn.tolist())
+    graph = exchange_graph(context, context.settings.rounds - 1)
+    degree = max(map(len, graph.values()), default=0)
+    rng = stream(context.settings.seed, "newcomer", name)
+    order = torch.randperm(len(context.roster), generator=rng)
+    return sorted(context.roster[k] for k in order[:degree].tolist())
