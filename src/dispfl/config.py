@@ -134,8 +134,10 @@ def _default_tables(kind: type[RunSettings]) -> dict[str, Any]:
 def _overlay(
     kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Override the base's keys by the top's; a table with another name (`method=local`) replaces
-    the base's table."""
+    """Override the base's keys by the top's.
+
+    A table with another name (`method=local`) replaces the base's table.
+    """
     values = dict(base)
     for key, value in top.items():
         below = values.get(key)
@@ -171,7 +173,9 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return [_value(item.strip()) for item in text.split(",")] if "," in text else text
+        if "," not in text:
+            return text
+        return [_value(item.strip()) for item in text.split(",")]
 
 
 def _all_keys(kind: type[RunSettings]) -> list[str]:
@@ -189,15 +193,16 @@ def _all_keys(kind: type[RunSettings]) -> list[str]:
     return list(keys)
 
 
-def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:
+def differing_keys(first: Experiment, second: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which two experiments differ, with both values."""
-    first = dotted_keys(one.to_toml())
-    second = dotted_keys(other.to_toml())
+    first_values = dotted_keys(first.to_toml())
+    second_values = dotted_keys(second.to_toml())
     differing = {}
-    for key in sorted(first.keys() | second.keys()):
-        values = first.get(key), second.get(key)
-        if values[0] != values[1]:
-            differing[key] = values
+    for key in sorted(first_values.keys() | second_values.keys()):
+        first_value = first_values.get(key)
+        second_value = second_values.get(key)
+        if first_value != second_value:
+            differing[key] = (first_value, second_value)
     return differing
 
 
@@ -206,7 +211,8 @@ def dotted_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key}.{field}": content for field, content in value.items()}
+            for field, content in value.items():
+                flat[f"{key}.{field}"] = content
         else:
             flat[key] = value
     return flat

@@ -108,12 +108,13 @@ class RunSettings(Settings):
     @field_validator("metric", mode="before")
     @classmethod
     def _check_metrics(cls, value: Any) -> Any:
-        names = [value] if isinstance(value, str) else value
-        if isinstance(names, (list, tuple)):
-            for name in names:
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, (list, tuple)):
+            for name in value:
                 if not (isinstance(name, str) and ":" in name):
                     as_metric(str(name))
-        return names
+        return value
 
     @field_validator("device")
     @classmethod
@@ -140,10 +141,10 @@ class RunSettings(Settings):
 
     def task(self, folder: Path | None = None) -> Task:
         """Return the loss and the metrics; a user's own metric is imported from the folder."""
-        metrics = [
-            import_reference("metric", name, folder) if ":" in name else name
-            for name in self.metric
-        ]
+        metrics = []
+        for name in self.metric:
+            is_reference = ":" in name
+            metrics.append(import_reference("metric", name, folder) if is_reference else name)
         return Task(metrics=as_metrics(metrics))
 
     def attack_among(self, roster: Sequence[str]) -> Attack | None:

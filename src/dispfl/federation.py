@@ -1,6 +1,7 @@
 """The Python API: runs of config files, and federations of a user's own data and model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,16 +119,17 @@ class Federation:
         attack = simulation.attack_among(list(data))
         if attack is not None and attack.name in POISONS:
             data = with_poisoned_data(data, attack, _count_classes(data))
+        unseen = _peers_data("unseen_peers", unseen_peers, unseen_names(len(unseen_peers)))
+        global_samples = None
+        if global_test is not None:
+            global_samples = samples_from(global_test, "The global test data")
+        if init is not None:
+            model = _starting_from(model, init)
+
         self._context = RunContext(
             settings=simulation.model_copy(update={"metric": metrics}),
-            data=RunData(
-                peers=data,
-                unseen=_peers_data("unseen_peers", unseen_peers, unseen_names(len(unseen_peers))),
-                global_test=None
-                if global_test is None
-                else samples_from(global_test, "The global test data"),
-            ),
-            model=model if init is None else _starting_from(model, init),
+            data=RunData(peers=data, unseen=unseen, global_test=global_samples),
+            model=model,
             task=task,
             optimizer=optimizer,
         )
@@ -179,9 +181,11 @@ def _check_model(model: object) -> None:
     """Refuse a module in place of a function that builds one."""
     if not isinstance(model, nn.Module):
         return
-    kind = type(model)
-    name = kind.__name__
-    function = f"lambda: {name}(...)" if kind.__module__.startswith("torch.") else name
+    cls = type(model)
+    name = cls.__name__
+    function = name
+    if cls.__module__.startswith("torch."):
+        function = f"lambda: {name}(...)"
     raise ConfigError(
         f"`model` must be a function that returns a new module: give {function}, not {name}(...).",
         key="model",
@@ -189,11 +193,11 @@ def _check_model(model: object) -> None:
 
 
 def _check_peers(key: str, peers: object) -> None:
-    """Refuse what is no list of pairs or triples."""
+    """Refuse anything but a list of pairs or triples."""
     if not isinstance(peers, Sequence):
-        got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
+        value = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
         raise ConfigError(
-            f"`{key}` must be a list of pairs (training data, test data), got {got}.", key=key
+            f"`{key}` must be a list of pairs (training data, test data), got {value}.", key=key
         )
     for index, data in enumerate(peers):
         if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
@@ -209,11 +213,14 @@ def _peers_data(key: str, peers: PeerDatasets, names: Sequence[str]) -> dict[str
     data = {}
     for index, (name, (train, *validation, test)) in enumerate(zip(names, peers, strict=True)):
         owner = f"Peer {index}" if key == "peers" else f"Unseen peer {index}"
-        data[name] = PeerData(
+        peer_data = PeerData(
             samples_from(train, f"{owner}'s training data"),
             samples_from(test, f"{owner}'s test data"),
-            samples_from(validation[0], f"{owner}'s validation data") if validation else None,
         )
+        if validation:
+            samples = samples_from(validation[0], f"{owner}'s validation data")
+            peer_data = replace(peer_data, validation=samples)
+        data[name] = peer_data
     return data
 
 
@@ -230,8 +237,9 @@ def _starting_from(
     model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]
 ) -> Callable[[], nn.Module]:
     """Return a function that builds the model with these weights; refuse those that do not fit."""
-    state = init.state_dict() if isinstance(init, nn.Module) else init
-    weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+    if isinstance(init, nn.Module):
+        init = init.state_dict()
+    weights = {name: tensor.detach().clone() for name, tensor in init.items()}
 
     def build() -> nn.Module:
         module = model()
@@ -247,8 +255,7 @@ def _starting_from(
 
 
 def _describe(context: RunContext) -> dict[str, Any]:
-    """Return the config of a run made in Python: its settings, and digests of the caller's data and
-    network."""
+    """Return the config of a run made in Python: its settings, and digests of data and network."""
     weights = FlatModule(context.module()).read()
     first_model = PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))
     peers = context.data.peers
@@ -260,9 +267,8 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "initial_weights_sha256": weights_sha256(first_model),
     }
     if context.optimizer is not None:
-        config["optimizer"] = getattr(
-            context.optimizer, "__name__", type(context.optimizer).__name__
-        )
+        class_name = type(context.optimizer).__name__
+        config["optimizer"] = getattr(context.optimizer, "__name__", class_name)
     return config
 
 
@@ -275,17 +281,20 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
             key="peers",
         )
     for key in {**written, **config}:
-        was, now = written.get(key), config.get(key)
-        if now == was or key in MAY_DIFFER:
+        earlier = written.get(key)
+        present = config.get(key)
+        if present == earlier or key in MAY_DIFFER:
             continue
-        why = ""
+        reason = ""
         if key == "rounds":
-            why = why_not_extended(written["rounds"], config["rounds"], context.settings)
-            if not why:
+            reason = why_not_extended(written["rounds"], config["rounds"], context.settings)
+            if not reason:
                 continue
-            why = f" ({why})"
+            reason = f" ({reason})"
         raise ConfigError(
-            f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.", key=key
+            f"{path} was run with {key} = {earlier}, got {present}{reason}; use the same to"
+            " resume.",
+            key=key,
         )
     directory = RunDirectory.open(path)
     if config["rounds"] > written["rounds"]:

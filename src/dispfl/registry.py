@@ -1,5 +1,4 @@
-"""Components by name: methods, topologies, partitions, models and data sets, built in or a user's
-own.
+"""Components by name: methods, topologies, partitions, models and data sets.
 
 A config names a component in one of three ways, everywhere (`run`, `compare`, `sweep`, `up`, sites,
 resume, Ray):
@@ -39,15 +38,13 @@ CUSTOM_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys that only custom data and models have: `data.path=table.csv` needs no `data=custom`."""
 FUNCTIONS = {"model": "dispfl.models", "data": "dispfl.datasets"}
-"""Tables whose plug-ins are functions (`model.factory`, `data.factory`), with their group of entry
-points."""
+"""Tables whose plug-ins are functions (`model.factory`), with their group of entry points."""
 
 C = TypeVar("C", bound=Settings)
 
 
 class Registry(Mapping[str, type[C]], Generic[C]):
-    """The components of one kind: a mapping from names, built in and of installed packages, to
-    classes."""
+    """The components of one kind, built in and of installed packages: classes by name."""
 
     def __init__(
         self, table: str, plural: str, bases: tuple[str, ...], built_in: Mapping[str, str]
@@ -60,13 +57,14 @@ class Registry(Mapping[str, type[C]], Generic[C]):
     def __getitem__(self, name: str) -> type[C]:
         if name in self._built_in:
             return cast(type[C], _load(self._built_in[name]))
-        if reference := _installed(self._group).get(name):
-            return self._checked(name, reference, import_reference(self.table, reference))
-        raise KeyError(name)
+        reference = _installed(self._group)[name]
+        return self._checked(name, reference, import_reference(self.table, reference))
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        yield from (name for name in _installed(self._group) if name not in self._built_in)
+        for name in _installed(self._group):
+            if name not in self._built_in:
+                yield name
 
     def __len__(self) -> int:
         return len(self._built_in.keys() | _installed(self._group).keys())
@@ -75,8 +73,7 @@ class Registry(Mapping[str, type[C]], Generic[C]):
         return name in self._built_in or name in _installed(self._group)
 
     def find(self, name: str, folder: Path | None = None) -> type[C]:
-        """Return the class of a name or a `module:Class` reference; refuse one that does not
-        exist."""
+        """Return the class of a name or a `module:Class` reference, if it exists."""
         if ":" not in name:
             if name not in self:
                 raise ConfigError(
@@ -92,25 +89,23 @@ class Registry(Mapping[str, type[C]], Generic[C]):
                 "for example mine:MyClass for the class MyClass in mine.py.",
                 key=self.table,
             ) from None
-        return self._checked(
-            name, name, import_reference(self.table, name, _modules_folder(folder))
-        )
+        component = import_reference(self.table, name, _modules_folder(folder))
+        return self._checked(name, name, component)
 
     def name_of(self, component: C) -> str:
         """Return the name or reference by which a config finds the class of a component again."""
-        kind = type(component)
-        reference = f"{kind.__module__}:{kind.__qualname__}"
+        cls = type(component)
+        reference = f"{cls.__module__}:{cls.__qualname__}"
         for name, target in self._built_in.items():
             if target == reference:
                 return name
-        package = kind.__module__.partition(".")[0]
+
+        # Its package may export it under a shorter module name than the one that it is defined in.
+        package = cls.__module__.partition(".")[0]
         for name, target in _installed(self._group).items():
-            # Its package may export it under a shorter module name than the one that it is defined
-            # in.
-            exported = target.startswith((f"{package}:", f"{package}.")) and target.endswith(
-                f":{kind.__qualname__}"
-            )
-            if exported and self.get(name) is kind:
+            module, _, class_name = target.partition(":")
+            is_exported = module.partition(".")[0] == package and class_name == cls.__qualname__
+            if is_exported and self.get(name) is cls:
                 return name
         return reference
 
@@ -190,20 +185,20 @@ def as_table(key: str, value: Any) -> dict[str, Any]:
     """Return a table of settings, given as a mapping or by name alone."""
     if not isinstance(value, (str, Mapping)):
         raise ConfigError(f"{key} must be a name or a table, got {value!r}.", key=key)
-    table = dict(value) if isinstance(value, Mapping) else {"name": value}
+    table = {"name": value} if isinstance(value, str) else dict(value)
     if key not in FUNCTIONS:
         return table
     name = table.get("name")
-    if isinstance(name, str) and (reference := _function(key, name)):
+    reference = _function(key, name) if isinstance(name, str) else None
+    if reference:
         return {**table, "name": "custom", "factory": reference}
-    return (
-        {"name": "custom", **table} if any(field in table for field in CUSTOM_KEYS[key]) else table
-    )
+    if not table.keys().isdisjoint(CUSTOM_KEYS[key]):
+        return {"name": "custom", **table}
+    return table
 
 
 def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Settings:
-    """Return the settings of a table with a choice of components, from a mapping or from a name
-    alone.
+    """Return the settings of a table with a choice of components, given by a mapping or a name.
 
     A `module:Class` reference is looked up in the folder first; by default in the current
     directory.
@@ -228,8 +223,8 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
                 key=f"{key}.{field}",
             )
         if field in custom.model_fields and field not in built_in.model_fields:
-            needed = ", ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
-            needed = " or ".join(needed.rsplit(", ", 1))
+            custom_keys = ", ".join(f"{key}.{name}" for name in CUSTOM_KEYS[key])
+            needed = " or ".join(custom_keys.rsplit(", ", 1))
             raise ConfigError(
                 f"{key}.{field} requires {needed}; set that too.", key=f"{key}.{field}"
             )
@@ -244,23 +239,21 @@ def settings_classes(key: str) -> list[type[Settings]]:
 
 
 def _function(key: str, name: str) -> str | None:
-    """Return the `module:function` of a model or data set that is a reference or of an installed
-    package."""
+    """Return the `module:function` of a user's model or data set; None for a built-in one."""
     if ":" in name:
         return name
-    return (
-        None
-        if name == "custom" or name in _built_in_names(key)
-        else _installed(FUNCTIONS[key]).get(name)
-    )
+    if name == "custom" or name in _built_in_names(key):
+        return None
+    return _installed(FUNCTIONS[key]).get(name)
 
 
 def _built_in_names(key: str) -> Mapping[str, Any]:
     """Return the built-in models or data sets, by name."""
-    module, names = (
-        ("models.settings", "MODELS") if key == "model" else ("data.catalogue", "DATASETS")
-    )
-    return cast(Mapping[str, Any], getattr(import_module(f"dispfl.{module}"), names))
+    if key == "model":
+        names = import_module("dispfl.models.settings").MODELS
+    else:
+        names = import_module("dispfl.data.catalogue").DATASETS
+    return cast(Mapping[str, Any], names)
 
 
 def _kinds(key: str) -> tuple[type[Settings], type[Settings]]:
@@ -308,8 +301,10 @@ def _installed(group: str) -> dict[str, str]:
 
 
 def _modules_folder(folder: Path | None) -> Path:
-    """Return the folder of a user's modules; the current directory is searched too, after a site's
-    folder."""
+    """Return the folder of a user's modules.
+
+    The current directory is searched too, after a site's folder.
+    """
     current_folder = str(Path.cwd())
     if folder is not None and current_folder not in sys.path:
         sys.path.append(current_folder)

@@ -1,5 +1,4 @@
-"""Local training of one peer in one round: steps under a mask, the dense gradient, and
-evaluation."""
+"""Local training of one peer in one round: steps under a mask, the gradient, and evaluation."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -85,12 +84,10 @@ class Train(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_adam(cls, given: Any) -> Any:
-        return (
-            {"lr": 1e-3} | given
-            if isinstance(given, dict) and given.get("optimizer") in ("adam", "adamw")
-            else given
-        )
+    def _defaults_of_adam(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("optimizer") in ("adam", "adamw"):
+            return {"lr": 1e-3, **values}
+        return values
 
     @model_validator(mode="after")
     def _momentum_fits(self) -> Self:
@@ -128,19 +125,17 @@ class Train(Settings):
 
     @property
     def depends_on_rounds(self) -> str:
-        """What depends on the number of rounds, so that a finished run cannot be extended; empty:
-        nothing."""
-        return (
-            "the learning rate of train.schedule=cosine depends on it"
-            if self.schedule == "cosine"
-            else ""
-        )
+        """Why a finished run cannot be extended: what depends on the number of rounds, if any."""
+        if self.schedule == "cosine":
+            return "the learning rate of train.schedule=cosine depends on it"
+        return ""
 
     @property
     def duration(self) -> str:
         """How long a round trains, in words: `5 epochs`."""
-        count, unit = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
-        return f"{count} {unit}{'s' if count > 1 else ''}"
+        if self.steps is None:
+            return _counted(self.epochs, "epoch")
+        return _counted(self.steps, "step")
 
     def steps_per_epoch(self, samples: int) -> int:
         """Return the number of batches that so many samples make."""
@@ -154,8 +149,9 @@ class Train(Settings):
 
     def samples_trained(self, samples: int, epochs: int | None = None) -> int:
         """Return how many samples these steps pass forward and backward."""
-        whole, rest = divmod(self.local_steps(samples, epochs), self.steps_per_epoch(samples))
-        return whole * samples + rest * min(self.batch_size, samples)
+        steps = self.local_steps(samples, epochs)
+        full_epochs, last_steps = divmod(steps, self.steps_per_epoch(samples))
+        return full_epochs * samples + last_steps * min(self.batch_size, samples)
 
 
 class PrivateTraining(Protocol):
@@ -212,8 +208,7 @@ class Trainer:
     evaluate: bool = True
     """Whether the peer's model is evaluated in this round."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """The peer's buffers: those of its state at first, then those after the last call of
-    `learn`."""
+    """The peer's buffers: those of its state, then those after the last call of `learn`."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """What the optimizer remembers of each model that `learn` has trained, by its name."""
     private: PrivateTraining | None = None
@@ -272,13 +267,13 @@ class Trainer:
         return stream(self.run.seed, purpose, self.peer)
 
     def draw_noise(self, size: int) -> Tensor | None:
-        """Draw one step's noise, on the host so that it is the same on every device; None without
-        noise."""
-        return (
-            torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise)
-            if self._noise
-            else None
-        )
+        """Draw one step's noise; None without noise.
+
+        It is drawn on the host, so that it is the same on every device.
+        """
+        if self._noise is None:
+            return None
+        return torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise)
 
     def learn(
         self,
@@ -303,12 +298,16 @@ class Trainer:
         """
         s = self.settings
         network = self.network
-        samples = self.train if samples is None else samples
+        if samples is None:
+            samples = self.train
         steps = steps or s.local_steps(len(samples), epochs)
-        self.begin(weights, mask)
-        bits = None if self._flags is None else mask_bits(network.to_device(self._flags))
-        anchor = prox and (prox[0], network.to_device(prox[1]))
         lr = lr or s.rate(self.t, self.T)
+
+        self.begin(weights, mask)
+        bits = None
+        if self._flags is not None:
+            bits = mask_bits(network.to_device(self._flags))
+        anchor = prox and (prox[0], network.to_device(prox[1]))
         optimizer, flat = self._optimizer(lr)
         packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
         if optimizer is not None and name in self.moments:
@@ -318,30 +317,26 @@ class Trainer:
         for x, y in self.batches(steps, samples):
             losses.append(self.backward(x, y))
             noise = self.draw_noise(weights.numel())
-            drawn = None if noise is None else network.to_device(noise)
-            if optimizer is None:
-                sgd_step(
-                    network.weights,
-                    network.grad,
-                    bits,
-                    lr,
-                    s.weight_decay,
-                    clip_norm,
-                    anchor,
-                    drawn,
-                )
+            if noise is not None:
+                noise = network.to_device(noise)
+            if optimizer is not None:
+                optimizer_step(optimizer, flat, bits, clip_norm, anchor, noise)
             else:
-                optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
+                w = network.weights
+                sgd_step(w, network.grad, bits, lr, s.weight_decay, clip_norm, anchor, noise)
+
         learned = self.end(torch.stack(losses).mean())
-        if optimizer is not None and (
-            moments := Moments.of(optimizer, flat, packed, s.keep_moments)
-        ):
-            self.moments[name] = moments
+        if optimizer is not None:
+            moments = Moments.of(optimizer, flat, packed, s.keep_moments)
+            if moments:
+                self.moments[name] = moments
         return learned
 
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
-        """Return the optimizer and the parameter that it updates; None for plain SGD, which
-        `sgd_step` computes."""
+        """Return the optimizer and the parameter that it updates.
+
+        None for plain SGD, which `sgd_step` computes.
+        """
         s = self.settings
         network = self.network
         if self.run.optimizer is None and s.is_plain:
@@ -368,12 +363,13 @@ class Trainer:
     def batches(
         self, steps: int | None = None, samples: Samples | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and augmented batches, by default as many as the settings say, of all
-        training samples.
+        """Yield shuffled and augmented batches.
 
-        With privacy each is a secret draw, and may be empty.
+        By default as many as the settings say, of all training samples. With privacy each is a
+        secret draw, and may be empty.
         """
-        samples = self.train if samples is None else samples
+        if samples is None:
+            samples = self.train
         steps = steps or self.settings.local_steps(len(samples))
         if self.private is not None:
             for batch in self.private.batches(samples, steps):
@@ -389,37 +385,37 @@ class Trainer:
                     return
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss on a batch, and compute its gradient: a flat vector, `network.grad`, not
-        masked.
+        """Return the loss on a batch, and compute its gradient, `network.grad`, without the mask.
 
-        With privacy the gradient is that of `privacy/steps.py`, masked, and the loss is not told:
-        it is 0.
+        With privacy the gradient is that of `privacy/steps.py`, masked, and the loss is secret: 0
+        is returned.
         """
         if self.private is not None:
             return self._private_backward(self.private, x, y)
         self.network.grad.zero_()
         loss = self.task.loss(self.network(x), self.network.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
-        passed, kept = self.report.passes[-1]
-        self.report.passes[-1] = (passed + len(y), kept)
+        passed, trained = self.report.passes[-1]
+        self.report.passes[-1] = (passed + len(y), trained)
         self.network.uncharged -= len(x)
         return loss.detach()
 
     def _private_backward(self, private: PrivateTraining, x: Tensor, y: Tensor) -> Tensor:
         network = self.network
-        flags = None if self._flags is None else network.to_device(self._flags)
+        flags = self._flags
+        if flags is not None:
+            flags = network.to_device(flags)
         inputs = network.to_device(x).contiguous()
         labels = network.to_device(y)
         private.gradient_(network, self.task.loss, inputs, labels, flags, peer=self.peer)
 
-        passed, kept = self.report.passes[-1]
+        passed, trained = self.report.passes[-1]
         expected = round(private.batch_size)  # the number of samples is secret
-        self.report.passes[-1] = (passed + expected, kept)
+        self.report.passes[-1] = (passed + expected, trained)
         return torch.zeros((), device=network.device)
 
     def end(self, loss: Tensor) -> Tensor:
-        """Return the trained weights, with the mean loss for the report; refuse numbers that are
-        not finite."""
+        """Return the trained weights and report the mean loss; both must be finite."""
         learned = self.network.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
@@ -433,8 +429,8 @@ class Trainer:
         They are charged under the mask of its result.
         """
         if self.network.uncharged > 0:
-            kept = trained_per_layer(weight_flags(mask), self.network.layout)
-            self.report.passes.append((self.network.uncharged, kept))
+            trained = trained_per_layer(weight_flags(mask), self.network.layout)
+            self.report.passes.append((self.network.uncharged, trained))
             self.network.uncharged = 0
 
     def gradient(self, weights: Tensor) -> Tensor:
@@ -458,12 +454,14 @@ class Trainer:
         samples: Samples | None = None,
         metric: Callable[[Tensor, Tensor], float] | None = None,
     ) -> float:
-        """Return the task's main metric, or another one, on the peer's test data or on other
-        samples."""
+        """Return the task's main metric, or another, on the peer's test data or other samples."""
         self._check_not_private(samples)
-        return (metric or self.task.metric)(
-            *self._predict(weights, self.test if samples is None else samples)
-        )
+        if samples is None:
+            samples = self.test
+        if metric is None:
+            metric = self.task.metric
+        outputs, labels = self._predict(weights, samples)
+        return metric(outputs, labels)
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""
@@ -490,8 +488,7 @@ class Trainer:
         return torch.cat(outputs), torch.cat(labels)
 
     def observe(self, weights: Tensor) -> None:
-        """Evaluate the model at the end of the step: all metrics and the loss on the peer's test
-        data."""
+        """Evaluate the model at the end of the step: all metrics and the loss on test data."""
         outputs, labels = self._predict(weights, self.test)
         self.report.scores = {metric.name: metric(outputs, labels) for metric in self.task.metrics}
         self.report.test_loss = float(self.task.loss(outputs, labels))
@@ -503,10 +500,11 @@ class Trainer:
             self.report.mixed = self.score(weights)
             self.report.seconds -= step_clock(self.network) - began
 
-    def check_finite(self, values: Tensor, what: str) -> None:
+    def check_finite(self, values: Tensor, name: str) -> None:
+        """Abandon the step if some values are not finite."""
         if not torch.isfinite(values).all():
             raise NonFiniteError(
-                f"Peer {self.peer}, round {self.t}: the {what} became infinite or nan, so the peer"
+                f"Peer {self.peer}, round {self.t}: the {name} became infinite or nan, so the peer"
                 f" keeps its last good state. A smaller train.lr (now {self.settings.lr:g}) or"
                 " train.clip_norm usually helps."
             )
@@ -516,26 +514,42 @@ EVALUATION_BATCH = 500
 
 
 def batch_count(samples: int, batch: int) -> int:
-    """Return the number of batches per epoch: a last batch of a single sample is merged into the
-    one before."""
-    whole, rest = divmod(samples, batch)
-    merged = rest == 1 and whole > 0 and batch > 1
-    return whole + (rest > 0 and not merged)
+    """Return the number of batches per epoch.
+
+    A last batch of a single sample is merged into the one before.
+    """
+    full_batches, remainder = divmod(samples, batch)
+    is_merged = remainder == 1 and full_batches > 0 and batch > 1
+    if remainder == 0 or is_merged:
+        return full_batches
+    return full_batches + 1
+
+
+def _counted(count: int, unit: str) -> str:
+    """Return `1 epoch`, `5 epochs`."""
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
 def weight_flags(mask: Tensor | Mask) -> Tensor | None:
     """Return the flat mask of the network's weights; None if the network has kept ones only."""
-    return mask if isinstance(mask, Tensor) else mask.network_mask()
+    if isinstance(mask, Tensor):
+        return mask
+    return mask.network_mask()
 
 
 def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:
     """Return the number of trained weights of each layer."""
-    return list(layout.sizes) if flags is None else kept_per_layer(flags, layout)
+    if flags is None:
+        return list(layout.sizes)
+    return kept_per_layer(flags, layout)
 
 
 def step_clock(network: FlatModule) -> float:
-    """Return a clock's seconds, to measure a step: processor time where a step has one thread, so
-    that other work on the machine does not count; otherwise wall time.
+    """Return a clock's seconds, to measure a step.
+
+    Processor time where a step has one thread, so that other work on the machine does not count;
+    otherwise wall time.
     """
-    one_thread = network.device.type == "cpu" and torch.get_num_threads() == 1
-    return time.thread_time() if one_thread else time.perf_counter()
+    if network.device.type == "cpu" and torch.get_num_threads() == 1:
+        return time.thread_time()
+    return time.perf_counter()

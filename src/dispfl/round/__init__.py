@@ -1,2 +1,1 @@
-"""One round of the algorithm: what it is made of, how peers exchange models, and the round
-itself."""
+"""One round of the algorithm, the exchange of models in it, and the context of all rounds."""

@@ -1,5 +1,4 @@
-"""What a round is made of: the context that all rounds of a run share, one peer's task, its result,
-and the engine."""
+"""What rounds are made of: their shared context, a peer's task and its result, and the engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,8 +152,7 @@ class RunContext:
 
     @cached_property
     def densities(self) -> dict[str, float]:
-        """The density of each peer's model; one that joins after the run has that of the last
-        peer."""
+        """The density of each peer's model; an unseen peer has that of the last one."""
         peers = self.data.participants
         densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
         return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
@@ -163,10 +161,9 @@ class RunContext:
     def announced(self) -> dict[str, tuple[int, ...]]:
         """The number of weights of each layer that each peer's masks keep, by its density."""
         densities = self.densities
-        counts = {
-            density: self.method.kept_counts(self.layout, density)
-            for density in set(densities.values())
-        }
+        counts = {}
+        for density in set(densities.values()):
+            counts[density] = self.method.kept_counts(self.layout, density)
         return {peer: counts[density] for peer, density in densities.items()}
 
     @cached_property
@@ -175,8 +172,7 @@ class RunContext:
         return FlatModule(self.module()).read()
 
     def peer_weights(self, peer: str) -> Tensor:
-        """Return the flat weights that a peer starts from: those of all, or its own where the
-        method wants that."""
+        """Return the flat weights that a peer starts from: those of all, or its own."""
         if not self.method.independent_init:
             return self.first_weights
         weights = FlatModule(self.module(peer)).read()
@@ -204,8 +200,10 @@ class RunContext:
         return Codec(self.layout, always_dense, self.settings.wire)
 
     def check(self) -> None:
-        """Refuse data, a network or densities that do not fit each other, before anything is
-        written or trained."""
+        """Refuse data, a network or densities that do not fit each other.
+
+        Called before anything is written or trained.
+        """
         network = self.network()
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         if self.settings.privacy.enabled:
@@ -232,8 +230,10 @@ class RunContext:
             self.joined_by(peer).privacy_plan(peer)
 
     def joined_by(self, peer: str) -> "RunContext":
-        """Return the context in which an unseen peer takes its one step, at the initial learning
-        rate."""
+        """Return the context in which an unseen peer takes its only step.
+
+        The learning rate is the initial one.
+        """
         steps = self.simulation.unseen_steps
         constant_rate = {"steps": steps, "schedule": "constant", "warmup": 0}
         joined = self.changed(train=self.settings.train.model_copy(update=constant_rate))
@@ -245,6 +245,7 @@ class RunContext:
         privacy = self.settings.privacy
         train = self.settings.train
         samples = len(self.data.peers[peer].train)
+        rounds = 1 if peer in self.data.unseen else self._training_rounds
         plan = make_plan(
             privacy.epsilon,
             privacy.delta,
@@ -252,9 +253,11 @@ class RunContext:
             samples,
             train.batch_size,
             self.method.private_steps(train, samples),
-            1 if peer in self.data.unseen else self._training_rounds,
+            rounds,
         )
-        return plan if history is None else plan.after(history)
+        if history is None:
+            return plan
+        return plan.after(history)
 
     @cached_property
     def _training_rounds(self) -> int:
@@ -262,14 +265,19 @@ class RunContext:
         return self.method.training_rounds(s.topology, s.seed, s.rounds, self.roster)
 
     def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
-        """Return a peer's private steps of a round, after those taken in earlier rounds; None
-        without privacy."""
+        """Return a peer's private steps of a round, after those of earlier rounds.
+
+        None without privacy.
+        """
         if not self.settings.privacy.enabled or task.idle:
             return None
         plan = self.privacy_plan(task.peer, task.private)
         purpose: tuple[str | int, ...] = (task.peer, task.t)
         if task.private is not None:
             purpose = (*purpose, task.private.rounds)
+        remaining = None
+        if plan.max_steps is not None:
+            remaining = plan.max_steps - taken
         return PrivateSteps(
             SecretStream(self.secret_key),
             purpose,
@@ -277,12 +285,14 @@ class RunContext:
             self.settings.privacy.clip,
             plan.rate,
             plan.rate * len(self.data.peers[task.peer].train),
-            None if plan.max_steps is None else plan.max_steps - taken,
+            remaining,
         )
 
     def _check_labels(self, count: int) -> None:
-        """Refuse labels that the network has no output for; labels of Datasets are only known once
-        they are read."""
+        """Refuse labels that the network has no output for.
+
+        Labels of Datasets are only known once they are read.
+        """
         for peer, data in {**self.data.peers, **self.data.unseen}.items():
             purposes = ("training", "test", "validation")
             for purpose, samples in zip(purposes, data.parts, strict=False):
@@ -296,8 +306,7 @@ class RunContext:
                     )
 
     def module(self, peer: str | None = None) -> nn.Module:
-        """Build the network with the weights that all peers start from, or with those that a peer
-        draws."""
+        """Build the network with the weights that all peers start from, or that a peer draws."""
         purpose = ("model",) if peer is None else ("model", peer)
         with global_stream(self.settings.seed, *purpose), user_errors("Building the network"):
             return self.model()
@@ -307,8 +316,7 @@ class RunContext:
         return FlatModule(self.module(), self.settings.device, self.settings.precision)
 
     def evaluates(self, t: int) -> bool:
-        """Whether all models are evaluated at the end of round t; after the last round they always
-        are."""
+        """Whether all models are evaluated at the end of round t, as they are after the last."""
         rounds = t + 1
         tuning = self.method.fine_tuning
         due = rounds % self.settings.eval_every == 0
@@ -434,8 +442,7 @@ class Engine(Protocol):
         ...
 
     def restore(self, rounds: int) -> None:
-        """Restore every peer's state after this many rounds, from the seed or from the
-        checkpoint."""
+        """Restore every peer's state after this many rounds, from seed or checkpoint."""
         ...
 
     def partial_round(self, t: int) -> dict[str, StepResult]:

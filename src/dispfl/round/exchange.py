@@ -52,9 +52,12 @@ class DeliveredModel(NamedTuple):
 def exchange_graph(
     context: RunContext, t: int, roster: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return the neighbours of every online peer in round t (S_{k,t}); no neighbours if the method
-    sends nothing."""
-    roster = context.roster if roster is None else roster
+    """Return the neighbours of every online peer in round t (S_{k,t}).
+
+    There are none if the method sends nothing.
+    """
+    if roster is None:
+        roster = context.roster
     if not context.method.gossips:
         return {peer: [] for peer in roster}
     return context.settings.topology.online_neighbours(context.settings.seed, t, roster)
@@ -63,13 +66,20 @@ def exchange_graph(
 def exchange_row(
     context: RunContext, t: int, roster: Sequence[str], peer: str
 ) -> tuple[Graph, list[str]]:
-    """Return what one peer needs of `exchange_graph`: who is online, with its own neighbours, and
-    who receives from it."""
+    """Return what one peer needs of `exchange_graph`, and who receives from it.
+
+    The graph has all online peers, but only the neighbours of this one.
+    """
     if not context.method.gossips:
         return {peer: []}, []
-    senders, listeners = context.settings.topology.row(context.settings.seed, t, roster, peer)
-    online = context.settings.topology.online(context.settings.seed, t, roster)
-    return {name: senders if name == peer else () for name in roster if name in online}, listeners
+    topology = context.settings.topology
+    seed = context.settings.seed
+    senders, receivers = topology.row(seed, t, roster, peer)
+    online = topology.online(seed, t, roster)
+    graph: dict[str, Sequence[str]] = {name: () for name in roster if name in online}
+    if peer in online:
+        graph[peer] = senders
+    return graph, receivers
 
 
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
@@ -85,8 +95,7 @@ def gossip_senders(
     state: PeerState,
     roster: Sequence[str] | None = None,
 ) -> Sequence[str]:
-    """Return the peers that a peer receives from in round t: its neighbours, or those that its
-    method prefers."""
+    """Return whom a peer receives from in round t: its neighbours, or whom its method prefers."""
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
     if roster is None:
@@ -98,8 +107,7 @@ def gossip_senders(
 
 
 def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
-    """Return whose models a task needs: the server's, or those of the peers that the peer receives
-    from."""
+    """Return whose models a task needs: the server's, or those of other peers."""
     if task.server is not None:
         return [SERVER]
     return gossip_senders(context, task.graph, task.peer, task.t, state)
@@ -110,19 +118,22 @@ def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Seque
 
 def requested_mask(context: RunContext, state: PeerState) -> Mask | None:
     """Return the mask that a peer requests models with; None if whole models are sent."""
-    return state.next_mask if context.pulls else None
+    if not context.pulls:
+        return None
+    return state.next_mask
 
 
 def request_size(codec: Codec, mask: Mask | None) -> int:
     """Return the bytes of a request; 0 if whole models are sent, which takes no request."""
     if mask is None:
         return 0
-    return codec.request_size() if codec.wire.coding == "plain" else len(codec.encode_request(mask))
+    if codec.wire.coding == "plain":
+        return codec.request_size()
+    return len(codec.encode_request(mask))
 
 
 def check_request(mask: Mask, announced: Sequence[int], sender: str, layout: Layout) -> None:
-    """Refuse a request whose mask does not keep the number of weights that its sender announced for
-    each layer."""
+    """Refuse a mask that does not keep the announced number of weights in each layer."""
     if mask.kept_per_layer(layout) != list(announced):
         refuse(
             Refusal.DENSITY,
@@ -158,8 +169,10 @@ def encode_model(
     receiver: str,
     t: int,
 ) -> bytes:
-    """Encode a model for a receiver that requested it with a mask, or whole. The same arguments
-    give the same bytes."""
+    """Encode a model for a receiver that requested it with a mask, or whole.
+
+    The same arguments give the same bytes.
+    """
     rng = stream(context.settings.seed, "rounding", sender, receiver, t)
     if mask is None:
         return codec.encode_model(model, rng=rng)
@@ -167,9 +180,10 @@ def encode_model(
 
 
 def decode_model(codec: Codec, message: bytes, mask: Mask | None) -> PackedModel:
-    """Decode a model that was requested with a mask, or sent whole; refuse a message that is not as
-    specified."""
-    return codec.decode_model(message) if mask is None else codec.decode_answer(message, mask)
+    """Decode a model that was requested with a mask, or sent whole; refuse an invalid message."""
+    if mask is None:
+        return codec.decode_model(message)
+    return codec.decode_answer(message, mask)
 
 
 def deliver(
@@ -197,8 +211,7 @@ def deliver(
 
 
 def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> DeliveredModel:
-    """Add the sender's buffers to a model, and their bytes; counters and flags stay with each
-    peer."""
+    """Add the sender's buffers to a model, and their bytes; counters and flags are not sent."""
     averaged = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
     size = BYTES_PER_VALUE * sum(buffer.numel() for buffer in averaged.values())
     return delivered._replace(
@@ -210,8 +223,7 @@ def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> De
 
 
 def check_answer(mask: Mask, announced: Sequence[int], sender: str, layout: Layout) -> None:
-    """Refuse a model that holds more weights of a layer than its sender announced: of a request,
-    all that it holds."""
+    """Refuse a model that holds more weights of a layer than its sender announced."""
     if len(announced) != len(layout.sizes) or any(map(gt, mask.kept_per_layer(layout), announced)):
         refuse(
             Refusal.DENSITY, f"{sender}'s model holds more weights of a layer than it announced."
@@ -219,8 +231,7 @@ def check_answer(mask: Mask, announced: Sequence[int], sender: str, layout: Layo
 
 
 def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
-    """Refuse a model whose weights are far larger than ours, or all zero: averaging it in would
-    shrink ours."""
+    """Refuse weights that are far larger than ours, or all zero, which would shrink ours."""
     norm = model_norm(model)
     if norm == 0 and len(model.values):
         refuse(Refusal.NORM, f"{sender}'s weights are all zero: they were never trained.")
@@ -239,8 +250,10 @@ def model_norm(model: PackedModel) -> float:
 def accepted_models(
     context: RunContext, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the models that a peer accepts: in a simulated attack, those that Byzantine peers
-    send instead of their own; otherwise all of them."""
+    """Return the models that a peer accepts: all of them, unless an attack is simulated.
+
+    In an attack, Byzantine peers send other models than their own.
+    """
     if task.peer in context.byzantine or context.byzantine.isdisjoint(received):
         return received
     request = requested_mask(context, state)
@@ -254,8 +267,7 @@ def accepted_models(
 def accepted_uploads(
     context: RunContext, t: int, server: PeerState, uploads: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the uploads that the server accepts: in a simulated attack, those that Byzantine peers
-    send instead of their own."""
+    """Return the uploads that the server accepts: all of them, unless an attack is simulated."""
     if context.byzantine.isdisjoint(uploads):
         return uploads
     return _accepted_under_attack(context, SERVER, t, server.model, server.model.mask, uploads)
@@ -269,8 +281,10 @@ def _accepted_under_attack(
     request: Mask,
     received: Mapping[str, PackedModel],
 ) -> dict[str, PackedModel]:
-    """Return the received models, those of Byzantine peers replaced by their attack, without those
-    that a real peer would refuse."""
+    """Return the received models, those of Byzantine peers replaced by their attack.
+
+    Models that a real peer would refuse are left out.
+    """
     assert context.attack is not None
     layout = context.layout
     announced = context.announced
@@ -313,5 +327,8 @@ def exchange_costs(
     receiver: str, sender: str, request: int, paper: int, response: int
 ) -> list[MessageCost]:
     """Return the messages of one exchange: the request, if there was one, and the model."""
-    requests = [MessageCost(receiver, sender, 0, request)] if request else []
-    return [*requests, MessageCost(sender, receiver, paper, response)]
+    costs = []
+    if request:
+        costs.append(MessageCost(receiver, sender, 0, request))
+    costs.append(MessageCost(sender, receiver, paper, response))
+    return costs

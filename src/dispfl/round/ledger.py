@@ -58,8 +58,8 @@ class Ledger:
     def busiest(self) -> Busiest:
         """Return the node with the most traffic."""
         up, down = per_node(self.wire)
-        loads = {node: max(up[node], down[node]) for node in up | down}
-        peer = min(loads, key=lambda node: (-loads[node], node)) if loads else None
+        loads = up | down  # the larger of the two
+        peer = min(loads, key=lambda node: (-loads[node], node), default=None)
         _, paper_down = per_node(self.paper)
         senders = Counter(receiver for _, receiver in self.paper)
         return Busiest(_largest(paper_down), _largest(up), _largest(down), peer, _largest(senders))

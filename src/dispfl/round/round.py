@@ -51,8 +51,7 @@ OnResult = Callable[[str, StepResult], None]
 def initial_states(
     context: RunContext, peers: Collection[str] | None = None
 ) -> dict[str, PeerState]:
-    """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of
-    them."""
+    """Algorithm 1, line 2: the states before round 0, of all peers and the server or of some."""
     layout = context.layout
     seed = context.settings.seed
     buffers = FlatModule(context.module()).read_buffers()
@@ -90,8 +89,10 @@ def train_round(
 
 
 def evaluate_round(context: RunContext, trained: Round, t: int, engine: Engine) -> Round:
-    """Evaluate the global model after round t where that is due; a peer's own model is evaluated in
-    its step."""
+    """Evaluate the global model after round t where that is due.
+
+    A peer's own model is evaluated in its step.
+    """
     if context.method.evaluates_global and context.evaluates(t):
         return evaluate_global(context, trained, t, engine)
     return trained
@@ -129,8 +130,7 @@ def server_round(
     finished: Mapping[str, StepResult],
     on_result: OnResult,
 ) -> Round:
-    """A round with a server: it selects a cohort, broadcasts, the cohort takes its step, the server
-    aggregates."""
+    """A round with a server: select a cohort, broadcast, step, aggregate."""
     # The server selects a cohort of the peers that are online, and broadcasts to it.
     cohort = server_cohort(context, method, t)
     evaluate = context.evaluates(t) and not method.evaluates_global
@@ -164,24 +164,22 @@ def _run_tasks(
     finished: Mapping[str, StepResult],
     on_result: OnResult,
 ) -> dict[str, StepResult]:
-    """Return the result of every task: of the finished ones, and of those that the engine runs
-    now."""
+    """Return the result of every task: the finished ones, and those that the engine runs."""
     results = dict(finished)
-    for peer, result in engine.run_tasks([task for task in tasks if task.peer not in finished]):
+    unfinished = [task for task in tasks if task.peer not in finished]
+    for peer, result in engine.run_tasks(unfinished):
         results[peer] = result
         on_result(peer, result)
     return results
 
 
 def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
-    """Evaluate the global model on every peer's data, fine-tuned on that data first if the method
-    fine-tunes."""
+    """Evaluate the global model on every peer's data, fine-tuned first if the method does so."""
     model = global_model(context, engine.states, result.server)
     tuning = context.method.fine_tuning
-    tasks = [
-        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning)
-        for peer in context.honest_peers
-    ]
+    tasks = []
+    for peer in context.honest_peers:
+        tasks.append(PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning))
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report = results[peer].report.with_evaluation(evaluation.report)
@@ -192,8 +190,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
 def global_model(
     context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
 ) -> PackedModel:
-    """Return the global model of a method that has one: the server's, or what honest peers agree
-    on."""
+    """Return the global model of a method that has one: the server's, or the peers' consensus."""
     if server is not None:
         return context.method.global_model({SERVER: server})
     if context.byzantine:
@@ -202,8 +199,7 @@ def global_model(
 
 
 def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerState]) -> PeerState:
-    """Return the state that a task begins with: the peer's own, or the same with the global
-    model."""
+    """Return the state that a task begins with: the peer's, maybe with the global model."""
     state = states[task.peer]
     if task.global_model is None:
         return state
@@ -220,8 +216,7 @@ def peer_step(
     before_batch: Callable[[], None] = lambda: None,
     make_trainer: Callable[..., Trainer] = Trainer,
 ) -> StepResult:
-    """One peer's round: from its state and the received models, by sender, to its next state and a
-    report.
+    """One peer's round: from its state and the received models to its next state and a report.
 
     A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the
     report says why.
@@ -300,8 +295,7 @@ PRIVATE_STEPS = "privacy.steps"
 
 
 def _private_steps(context: RunContext, task: PeerTask, state: PeerState) -> int:
-    """Return the private steps that a peer has taken before, with its present sampling rate and
-    noise."""
+    """Return the private steps that a peer has taken at its present sampling rate and noise."""
     if task.private is not None:
         return context.privacy_plan(task.peer).steps_in(task.private)
     return int(state.memory.get(PRIVATE_STEPS, 0))
@@ -330,8 +324,10 @@ def _exhausted(context: RunContext, trainer: Trainer, task: PeerTask) -> bool:
 def _charged(
     context: RunContext, trainer: Trainer, task: PeerTask, before: PeerState, after: PeerState
 ) -> PeerState:
-    """Return the state with the private steps of this round counted, also those of a step that was
-    abandoned."""
+    """Return the state with the private steps of this round counted.
+
+    Those of an abandoned step count too.
+    """
     steps = _private_steps(context, task, before)
     if trainer.private is not None:
         steps += trainer.private.taken
@@ -341,8 +337,10 @@ def _charged(
 
 
 def _overlap(mask: Mask, received: Mapping[str, PackedModel]) -> float | None:
-    """Return the share of our kept weights that a neighbour holds too, on average; None for a dense
-    model."""
+    """Return the mean share of our kept weights that a neighbour holds too.
+
+    None for a dense model.
+    """
     if not received or mask.kept in (0, mask.size):
         return None
     shared = sum(mask.overlap(model.mask) for model in received.values())

@@ -18,8 +18,10 @@ from dispfl.runs.run import RoundRecords, Run
 
 
 class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
-    """Raised by a callback to stop the run after this round; the message says why. The run counts
-    as finished."""
+    """Raised by a callback to stop the run after this round; the message says why.
+
+    The run counts as finished.
+    """
 
 
 Callback = Callable[[Run], object]
@@ -27,8 +29,10 @@ Callback = Callable[[Run], object]
 
 
 def check_callbacks(callbacks: Sequence[Callback], has_validation: bool) -> None:
-    """Refuse what is no list of functions, and to stop early on validation data that are not there:
-    the test data are never used in their place."""
+    """Refuse anything but a list of functions, and early stopping without validation data.
+
+    The test data are never used in place of validation data.
+    """
     if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
         raise ConfigError(
             f"callbacks must be a list of functions of the run, got {callbacks!r}.", key="callbacks"
@@ -79,14 +83,15 @@ class UserCallbacks:
                     function(view)
                 except StopRun as stop:
                     reasons.append(str(stop))
-        return "; ".join(reasons) if reasons else None
+        if not reasons:
+            return None
+        return "; ".join(reasons)
 
 
 def _personal_copies(
     context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
 ) -> LazyStates:
-    """Return copies of the states that peers are evaluated with; a global model is not fine-tuned
-    for it."""
+    """Return copies of the states that peers are evaluated with, without fine-tuning."""
 
     @cache
     def shared_model() -> PackedModel:
@@ -123,8 +128,11 @@ class EarlyStopping:
         best: float | None = None
         since = 0
         for mean in means:
-            improved = best is None or measure.gain(mean, best) > self.min_delta
-            best, since = (mean, 0) if improved else (best, since + 1)
+            if best is None or measure.gain(mean, best) > self.min_delta:
+                best = mean
+                since = 0
+            else:
+                since += 1
         if since >= self.patience:
             raise StopRun(
                 f"{measure.name} has not improved on {measure.text(best)} in {since} evaluations"

@@ -1,5 +1,4 @@
-"""Execution of runs: of a context or an experiment, with or without a run directory, from the start
-or resumed."""
+"""Execution of runs: new or resumed, with or without a run directory."""
 
 import contextlib
 import os
@@ -60,10 +59,9 @@ def execute(
     ray_address: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run the remaining rounds and write the summary, which makes the run count as finished; then
-    draw its curve.
+    """Run the remaining rounds, write the summary and draw the learning curve.
 
-    `config` describes a run without a directory.
+    The summary makes the run count as finished. `config` describes a run without a directory.
     """
     out = directory.path if directory else None
     on_ray = context.simulation.engine == "ray"
@@ -143,16 +141,14 @@ def _train(
 
 
 def _warn_about_buffers(context: RunContext) -> None:
-    if (
-        not context.simulation.average_buffers
-        and next(context.module().buffers(), None) is not None
-    ):
-        warnings.warn(
-            "The model has buffers (batch norm?). They stay with each peer and are not averaged"
-            " (average_buffers=True averages them); group norm is the usual choice in federated"
-            " learning.",
-            stacklevel=4,
-        )
+    if context.simulation.average_buffers or not list(context.module().buffers()):
+        return
+    warnings.warn(
+        "The model has buffers (batch norm?). They stay with each peer and are not averaged"
+        " (average_buffers=True averages them); group norm is the usual choice in federated"
+        " learning.",
+        stacklevel=4,
+    )
 
 
 def _summary(
@@ -195,8 +191,10 @@ def running_engine(
 
 
 def connect_engine(settings: Simulation, ray_address: str | None = None) -> None:
-    """Connect to the Ray cluster, if one is configured, so that a wrong address leaves no empty run
-    directory."""
+    """Connect to the Ray cluster, if one is configured.
+
+    A wrong address is noticed before there is a run directory.
+    """
     if settings.engine == "ray":
         from dispfl.engines.ray_pool import cluster_address, connect  # an extra, and slow to import
 
@@ -207,22 +205,25 @@ def connect_engine(settings: Simulation, ray_address: str | None = None) -> None
 def _evaluated(
     context: RunContext, history: RunHistory, engine: Engine, again: bool = False
 ) -> Mapping[str, PeerState]:
-    """Return the global model as each honest peer was last evaluated with it; evaluate again after
-    an interruption.
+    """Return the global model as each honest peer was last evaluated with it.
 
-    Byzantine peers are not evaluated, and have their own models.
+    After an interruption it is evaluated again. Byzantine peers are not evaluated, and have their
+    own models.
     """
     t = len(history.records) - 1
-    if (
-        again or not engine.evaluated or not context.evaluates(t)
-    ):  # a callback may stop the run after any round
-        nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
-        evaluate_global(context, nothing, t, engine)
+    # A callback may stop the run after any round, also one without evaluation.
+    if again or not engine.evaluated or not context.evaluates(t):
+        no_results = {peer: StepResult(Report()) for peer in context.roster}
+        evaluate_global(context, Round(no_results, history.server), t, engine)
+
     evaluated = engine.evaluated  # which asks all workers on Ray
-    return {
-        peer: (engine.states if peer in context.byzantine else evaluated)[peer]
-        for peer in context.roster
-    }
+    personal = {}
+    for peer in context.roster:
+        if peer in context.byzantine:
+            personal[peer] = engine.states[peer]
+        else:
+            personal[peer] = evaluated[peer]
+    return personal
 
 
 def _finish(
@@ -232,8 +233,7 @@ def _finish(
     states: Mapping[str, PeerState],
     leader: RunDirectory,
 ) -> None:
-    """Finish a run that was trained together with another one: checkpoint, summary and learning
-    curve."""
+    """Finish a run that was trained with another one: checkpoint, summary and learning curve."""
     context = follower.context
     directory = follower.directory
     personal = states
@@ -288,8 +288,7 @@ class ExperimentRun:
         directory: RunDirectory,
         decoding: ProgressCallback | None = None,
     ) -> "ExperimentRun":
-        """Return the run in a directory that this process has locked: a new run, or its own run
-        resumed."""
+        """Return the run in a directory that this process has locked: new, or resumed."""
         path = directory.path
         with directory.closed_on_failure():
             if not (path / "config.toml").exists():
@@ -305,15 +304,16 @@ class ExperimentRun:
             check_same_experiment(path, experiment)
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
-            if saved is not None:
+            if saved is None:
+                split = split_dataset(experiment, data)
+            else:
                 check_data(path, *saved, data)
-            split = saved[0] if saved else split_dataset(experiment, data)
+                split, _ = saved
             context = experiment_context(experiment, data, split)
             digest = context.data.digest()
             if saved is None:  # interrupted before it was written
-                write_split(
-                    path, split, split.label_counts(data.train_labels, len(data.classes)), digest
-                )
+                counts = split.label_counts(data.train_labels, len(data.classes))
+                write_split(path, split, counts, digest)
             elif read_data_digest(path) != digest:
                 raise other_data(path, data, "samples differ")
             if experiment.rounds > read_config(path)["rounds"]:
@@ -323,8 +323,7 @@ class ExperimentRun:
         return cls(experiment, context, directory)
 
     def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
-        """Return a run that this one trains too: an experiment that differs in the evaluation of
-        its models only."""
+        """Return a run that this one trains too, because only its evaluation differs."""
         with directory.closed_on_failure():
             directory.write_config(experiment.to_toml())
             write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
@@ -384,19 +383,25 @@ def check_same_experiment(
     The data's folder, the engine and the workers may differ, and there may be more rounds where
     nothing forbids it.
     """
-    for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
-        why = why_not_extended(was, now, experiment) if key == "rounds" else ""
-        if why or key not in (*MAY_DIFFER, "rounds"):
-            raise RunError(
-                f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}"
-            )
+    differing = differing_keys(compose(read_config(path)), experiment)
+    for key, (earlier, present) in differing.items():
+        if key in MAY_DIFFER:
+            continue
+        reason = ""
+        if key == "rounds":
+            reason = why_not_extended(earlier, present, experiment)
+            if not reason:
+                continue
+            reason = f" ({reason})"
+        raise RunError(f"{path} was run with {key}={earlier}, got {present}{reason}. {fix}")
 
 
-def why_not_extended(was: int, now: int, settings: RunSettings) -> str:
-    """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it
-    can."""
-    if now <= was:
-        return "a run can only be extended" if now < was else ""
+def why_not_extended(earlier: int, present: int, settings: RunSettings) -> str:
+    """Return why a run cannot be continued with another number of rounds; empty if it can."""
+    if present < earlier:
+        return "a run can only be extended"
+    if present == earlier:
+        return ""
     if settings.privacy.enabled:
         return "the privacy budget is that of all rounds"
     return settings.method.depends_on_rounds or settings.train.depends_on_rounds

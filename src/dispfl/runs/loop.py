@@ -1,5 +1,4 @@
-"""The loop of a run: round after round, each saved before the next begins, continuing after an
-interruption."""
+"""The loop of a run: round after round, each saved before the next begins."""
 
 import logging
 import time
@@ -38,8 +37,10 @@ class RunObserver:
 
 @dataclass
 class RunHistory:
-    """The state of a run: the metrics of its rounds and the server's state. The engine has the
-    peers' states."""
+    """The state of a run: the metrics of its rounds and the server's state.
+
+    The engine has the peers' states.
+    """
 
     records: list[Metrics] = field(default_factory=list)
     server: PeerState | None = None
@@ -52,8 +53,9 @@ class RunHistory:
 
 @dataclass
 class Follower:
-    """A run that is trained together with another one, because only its evaluation differs:
-    FedAvg-FT beside FedAvg.
+    """A run that is trained together with another one: FedAvg-FT beside FedAvg.
+
+    Only the evaluation of the two differs.
 
     It has checkpoints only at its end, those of the other run. Until then its lines of metrics are
     enough to continue.
@@ -73,10 +75,8 @@ class Follower:
         began = time.perf_counter()
         result = evaluate_round(self.context, trained, t, engine)
         if t + 1 == self.context.settings.rounds:
-            self.evaluated = {
-                **{attacker: engine.states[attacker] for attacker in self.context.byzantine},
-                **engine.evaluated,
-            }
+            attackers = {peer: engine.states[peer] for peer in self.context.byzantine}
+            self.evaluated = {**attackers, **engine.evaluated}
         record = round_metrics(
             t, result, self.context.task, cost, seconds + time.perf_counter() - began
         )
@@ -127,12 +127,10 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
 
 def _is_repeated(context: RunContext, checkpoints: Checkpoints, rounds: int) -> bool:
     """Whether a round was evaluated only because it was the last, and is so no longer."""
+    if rounds >= context.settings.rounds or context.evaluates(rounds - 1):
+        return False
     try:
-        return (
-            rounds < context.settings.rounds
-            and not context.evaluates(rounds - 1)
-            and checkpoints.was_last(rounds)
-        )
+        return checkpoints.was_last(rounds)
     except DamagedError:
         return False  # restoring it sets it aside
 
@@ -148,9 +146,10 @@ def _partial_round(
         return {}
     if context.evaluates(t):
         return steps
-    return {
-        peer: replace(step, report=step.report.without_evaluation()) for peer, step in steps.items()
-    }
+    trained = {}
+    for peer, step in steps.items():
+        trained[peer] = replace(step, report=step.report.without_evaluation())
+    return trained
 
 
 def run_rounds(
@@ -161,8 +160,10 @@ def run_rounds(
     observer: RunObserver,
     followers: Sequence[Follower] = (),
 ) -> RunHistory:
-    """Run the remaining rounds. Metrics are written before the checkpoint that makes the round
-    count."""
+    """Run the remaining rounds.
+
+    Metrics are written before the checkpoint that makes the round count.
+    """
     module = context.module()
     cost = forward_cost(
         module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]

@@ -21,8 +21,10 @@ from dispfl.topology import peer_names
 def prepare(
     experiment: Experiment, decoding: ProgressCallback | None = None
 ) -> tuple[LabelledDataset, Split, RunContext]:
-    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
-    data or method."""
+    """Return an experiment's data, its split, and its context.
+
+    Refuse a model that does not fit data or method.
+    """
     dataset = load_dataset(experiment.data, decoding)
     split = split_dataset(experiment, dataset)
     context = experiment_context(experiment, dataset, split)

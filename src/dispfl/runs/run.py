@@ -1,8 +1,8 @@
-"""A run and its results: models, masks and metrics, of a run that has just ended or of a run
-directory."""
+"""A run and its results: models, masks and metrics, in memory or from a run directory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,7 @@ def _rows_of_peers(record: Metrics, roster: Sequence[str]) -> list[Metrics]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run:
-    """A run: `Federation.run` and `Experiment.run` return it, `Run.load` reads it from its
-    directory."""
+    """A run: `Federation.run` and `Experiment.run` return it, `Run.load` reads it from disk."""
 
     config: Mapping[str, Any]
     """The settings, as in `config.toml`."""
@@ -141,20 +140,21 @@ class Run:
         It has the columns of `metrics.frame()`. A round without evaluation has None.
         """
         rows = [_row(record) for record in self.metrics]
-        columns = dict.fromkeys(column for row in rows for column in row)
+        columns = dict.fromkeys(chain.from_iterable(rows))
         return {column: [row.get(column) for row in rows] for column in columns}
 
     @property
     def scores(self) -> dict[str, list[float]]:
-        """Each metric on every peer's test data when it was last evaluated, in roster order; the
-        main one first."""
+        """Each metric on every peer's test data at the last evaluation; the main one first.
+
+        The peers are in roster order.
+        """
         scores = last(self.metrics, "scores") or {}
         return {name: list(spread["per_peer"]) for name, spread in scores.items()}
 
     @property
     def accuracy(self) -> list[float]:
-        """Every peer's accuracy on its own test data when it was last evaluated, in roster
-        order."""
+        """Every peer's accuracy on its own test data at the last evaluation, in roster order."""
         if self.scores and "accuracy" not in self.scores:
             raise ConfigError(
                 f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores."
@@ -162,8 +162,7 @@ class Run:
         return self.scores.get("accuracy", [])
 
     def model(self, peer: int | str) -> nn.Module:
-        """Return the personal model of one peer, by position in the roster or by name, ready to
-        use.
+        """Return the personal model of one peer, given by position in the roster or by name.
 
         With masks of channels it is the small network. `states[name].model.unpack()` returns the
         flat weights of the whole network instead, with zeros for the channels that were left out.
@@ -172,22 +171,28 @@ class Run:
         return loaded_network(self.network(), state.model, state.buffers)
 
     def masks(self, peer: int | str) -> dict[str, Tensor]:
-        """Return which weights a peer's personal model keeps: by parameter, a bool tensor of its
-        shape."""
+        """Return which weights a peer's personal model keeps, as a bool tensor per parameter."""
         mask = self.personal[self._name(peer)].model.mask
         layout = Layout.of(self.network())
-        views = layout.views(mask.unpack())
-        return {name: view.clone() for name, view in zip(layout.names, views, strict=True)}
+        masks = {}
+        for name, view in zip(layout.names, layout.views(mask.unpack()), strict=True):
+            masks[name] = view.clone()
+        return masks
 
     @torch.no_grad()
     def evaluate(self, peer: int | str, data: DatasetLike) -> float:
-        """Return the main metric of a peer's personal model on other data: a Dataset or a pair
-        (inputs, labels)."""
+        """Return the main metric of a peer's personal model on other data.
+
+        The data are a Dataset or a pair (inputs, labels).
+        """
         model = self.model(peer)
         samples = samples_from(data, "The data")
-        pairs = [(model(inputs), labels) for inputs, labels in samples.batches(EVALUATION_BATCH)]
-        outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return self._task().metric(outputs, labels)
+        outputs = []
+        labels = []
+        for batch_inputs, batch_labels in samples.batches(EVALUATION_BATCH):
+            outputs.append(model(batch_inputs))
+            labels.append(batch_labels)
+        return self._task().metric(torch.cat(outputs), torch.cat(labels))
 
     def _name(self, peer: int | str) -> str:
         roster = self.metrics.roster
@@ -216,7 +221,8 @@ class Run:
         spread = last_scores(self.metrics)
         if spread:
             measure = measure_of(self.metrics)
-            mean, std = measure.text(spread["mean"]), measure.text(spread["std"])
+            mean = measure.text(spread["mean"])
+            std = measure.text(spread["std"])
             parts.append(f"{measure.name} {mean} ± {std} over peers")
         if self.out:
             parts.append(f"in {self.out}")

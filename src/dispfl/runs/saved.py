@@ -36,8 +36,10 @@ ModelFunction = Callable[[], nn.Module]
 
 
 class SavedRun:
-    """A run directory, of a simulation or of a real site, and what only the caller has of a run
-    made in Python."""
+    """A run directory, of a simulation or of a real site.
+
+    `model`, `method` and `metric` are what only the caller has of a run made in Python.
+    """
 
     def __init__(
         self,
@@ -67,9 +69,10 @@ class SavedRun:
     @cached_property
     def settings(self) -> NamedSettings:
         """The settings that simulations and sites have in common."""
-        values = {
-            key: value for key, value in self.config.items() if key in NamedSettings.model_fields
-        }
+        values = {}
+        for key, value in self.config.items():
+            if key in NamedSettings.model_fields:
+                values[key] = value
         return NamedSettings.from_values({**values, "device": "cpu"}, self.site)
 
     @cached_property
@@ -121,10 +124,13 @@ class SavedRun:
         return summary
 
     def network(self) -> nn.Module:
-        """Build the network with the weights that all peers started from; refuse one that does not
-        fit the models."""
+        """Build the network with the weights that all peers started from.
+
+        Refuse one that does not fit the models.
+        """
+        build = self._model or self._configured_network
         with global_stream(self.config["seed"], "model"):
-            module = self._model() if self._model is not None else self._configured_network()
+            module = build()
         layout = Layout.of(module)
         mask = self.states[self.roster[0]].model.mask
         if layout.size != mask.size:
@@ -142,22 +148,19 @@ class SavedRun:
                 f"{self.path} was made in Python, so only you have its network: give the function"
                 " that builds it, Run.load(..., model=...)."
             )
-        data = self.settings.data
-        spec = DATASETS.get(data.name)  # whose shapes are known without reading the files
-        shape, classes = (
-            (spec.shape, spec.classes) if spec else (self.data.shape, len(self.data.classes))
-        )
-        return self.settings.model.network(shape, classes, self.site)
+        model = self.settings.model
+        spec = DATASETS.get(self.settings.data.name)
+        if spec:  # whose shapes are known without reading the files
+            return model.network(spec.shape, spec.classes, self.site)
+        return model.network(self.data.shape, len(self.data.classes), self.site)
 
     def _check_first_weights(self, module: nn.Module) -> None:
-        """Refuse frozen parameters that may be others than in the run: they are not in the
-        checkpoints."""
-        first = self.config.get("initial_weights_sha256")
-        weights = torch.cat(
-            [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-        )
+        """Refuse frozen parameters, which are not in the checkpoints, that may not be the run's."""
+        expected = self.config.get("initial_weights_sha256")
+        trainable = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
+        weights = torch.cat(trainable)
         dense = torch.ones_like(weights, dtype=torch.bool)
-        if first is not None and first != weights_sha256(PackedModel.pack(weights, dense)):
+        if expected is not None and expected != weights_sha256(PackedModel.pack(weights, dense)):
             raise RunError(
                 f"The network has frozen parameters, which {self.path} does not contain, and it"
                 " does not start from the weights of the run: give a function that builds it with"
@@ -165,8 +168,7 @@ class SavedRun:
             )
 
     def personal_state(self, peer: str) -> PeerState:
-        """Return the state that a peer uses: its own or with the global model, fine-tuned if the
-        method does so.
+        """Return the state that a peer uses: its own, or with the global model; maybe fine-tuned.
 
         A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own
         instead.
@@ -193,13 +195,14 @@ class SavedRun:
     def _global_model(self) -> PackedModel:
         if not self._byzantine:
             return self.method.global_model(self.states)
-        return self.method.global_model(
-            {name: self.states[name] for name in self.states if name not in self._byzantine}
-        )
+        honest_peers = [peer for peer in self.roster if peer not in self._byzantine]
+        return self.method.global_model({peer: self.states[peer] for peer in honest_peers})
 
     @cached_property
     def _byzantine(self) -> frozenset[str]:
-        return frozenset() if self.site else byzantine_of(self.config)
+        if self.site:
+            return frozenset()
+        return byzantine_of(self.config)
 
     @cached_property
     def _context(self) -> RunContext:
@@ -207,8 +210,7 @@ class SavedRun:
 
 
 def context_of(path: Path, experiment: Experiment, data: LabelledDataset) -> RunContext:
-    """Return the context of a saved run with its data, divided by its own split; refuse other
-    data."""
+    """Return the context of a saved run, with the data divided by its split; refuse other data."""
     saved = read_split(path)
     if saved is None:
         raise RunError(
@@ -235,17 +237,14 @@ def other_data(path: Path, data: LabelledDataset, how: str) -> RunError:
 def fine_tune(
     context: RunContext, name: str, state: PeerState, t: int, threads: int
 ) -> tuple[PeerState, float | None]:
-    """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had
-    `vmap_peers`."""
-    before = torch.get_num_threads()
+    """Fine-tune and evaluate as the run does: to the bit, or with `vmap_peers` up to rounding."""
+    task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(context.data.peers)))
     try:
-        with (
-            forked_generators(context.settings.device),
-            torch.enable_grad(),
-        ):  # the caller may be evaluating
-            task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
+        # The caller may be evaluating, without gradients.
+        with forked_generators(context.settings.device), torch.enable_grad():
             step = peer_step(context, FlatModule(context.module()), task, state, {})
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
     return step.next_state, step.report.score
