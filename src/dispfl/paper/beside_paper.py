@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, log10
 from pathlib import Path
 from statistics import fmean
@@ -12,13 +12,19 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from dispfl.core.metric import Measure
 from dispfl.extras import can_draw
 from dispfl.files import write_atomically
 from dispfl.paper.mask_similarity import compare_masks, print_masks, spearman
-from dispfl.paper.printed import PrintedColumn, PrintedNumber, PrintedRow, PrintedTable, errata
-from dispfl.report.comparison import DISPFL, ComparisonRow, compare_runs
+from dispfl.paper.printed import PrintedNumber, PrintedRow, PrintedTable, errata
+from dispfl.report.comparison import DISPFL, Comparison, ComparisonRow, NamedRun, compare_runs
 from dispfl.report.differences import paired_over
-from dispfl.report.result_tables import comparison_json, comparison_table, write_tables
+from dispfl.report.result_tables import (
+    comparison_json,
+    comparison_table,
+    rounds_to_each,
+    write_tables,
+)
 from dispfl.report.runs import Budget, read_run
 from dispfl.report.tables import Table, TableColumn
 from dispfl.report.wording import UNKNOWN
@@ -30,7 +36,6 @@ SHORT = {"dirichlet": "Dir", "pathological": "Path"}
 HEADINGS = {"density": ("den-", "sity"), "topology": ("topo-", "logy")}
 LABELS = ("method", "variant", "density", "topology")
 """The labels that name the lines of a table, as far as they are needed."""
-COLUMNS: tuple[PrintedColumn, ...] = ("accuracy", "comm", "flops", "rounds_to")
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,16 @@ class ComparedRow:
         """Return one of the reference's labels."""
         return self.reference.labels[key]
 
+    def names(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Return several of the reference's labels."""
+        return tuple(map(self.__getitem__, keys))
+
     @property
-    def printed_accuracy(self) -> float | None:
-        """The paper's accuracy as a fraction."""
-        printed = self.reference.printed
-        return printed.accuracy.value if printed and printed.accuracy else None
+    def printed_accuracy(self) -> PrintedNumber | None:
+        """The paper's accuracy, if it prints one."""
+        if self.reference.printed is None:
+            return None
+        return self.reference.printed.accuracy
 
     def to_json(self) -> dict[str, Any]:
         """Return the row in plain units (fractions, MB, FLOPs), for other programs."""
@@ -75,7 +85,7 @@ class ComparedRow:
             "busiest_mb": row.paper_mb,
             "mean_mb": reference.mean_mb,
             "flops": row.flops_per_peer,
-            "rounds_to": {f"{target:g}": row.rounds_to(target) for target in reference.targets},
+            "rounds_to": rounds_to_each(reference.targets, row),
             "rounds": row.rounds,
             "runs": [str(run.path) for run in row.runs],
         }
@@ -87,10 +97,15 @@ class ComparedRow:
             return None
         values: dict[str, Any] = {}
         for name in ("accuracy", "accuracy_std", "comm", "flops"):
-            number = getattr(printed, name)
-            values[name] = number.value if number else None
+            number: PrintedNumber | None = getattr(printed, name)
+            values[name] = number and number.value
         values["rounds_to"] = {f"{to.target.value:g}": to.rounds for to in printed.rounds_to}
         return values
+
+
+def distinct_labels(rows: Iterable[ComparedRow], key: str) -> list[str]:
+    """Return the values of a label, each once, in order of appearance."""
+    return list(dict.fromkeys(row[key] for row in rows))
 
 
 TableLine = Mapping[str, ComparedRow]
@@ -127,8 +142,7 @@ def _paper_table(
     keys = [key for key in LABELS if key == "method" or _distinguishes(rows, key)]
     by_names: dict[tuple[str, ...], dict[str, ComparedRow]] = {}
     for row in rows:
-        names = tuple(row[key] for key in keys)
-        by_names.setdefault(names, {})[row["partition"]] = row
+        by_names.setdefault(row.names(keys), {})[row["partition"]] = row
     lines = list(by_names.values())
 
     columns = []
@@ -137,10 +151,9 @@ def _paper_table(
         columns.append(TableColumn(heading, names, text=key == "method"))
     notes: list[str] = []
     if printed.rounds:
-        example = next((row for row in rows if row.reference.printed), rows[0])
-        columns += _rounds_columns(printed, example, lines)
+        columns += _rounds_columns(printed, _printed_if_possible(rows), lines)
     else:
-        partitions = list(dict.fromkeys(row["partition"] for row in rows))
+        partitions = distinct_labels(rows, "partition")
         for partition in partitions:
             columns += _accuracy_columns(partition, lines)
         columns += _cost_columns(printed, lines)
@@ -151,41 +164,69 @@ def _paper_table(
 
 def _distinguishes(rows: Sequence[ComparedRow], key: str) -> bool:
     """Return whether lines of one method differ in a label, so that a table needs its column."""
-    values: dict[str, str] = {}
-    return any(values.setdefault(row["method"], row[key]) != row[key] for row in rows)
+    methods = set()
+    values = set()
+    for row in rows:
+        methods.add(row["method"])
+        values.add((row["method"], row[key]))
+    return len(values) > len(methods)
+
+
+def _printed_if_possible(rows: Sequence[ComparedRow]) -> ComparedRow:
+    """Return the first row that the paper prints, or the first of all."""
+    for row in rows:
+        if row.reference.printed:
+            return row
+    return rows[0]
+
+
+@dataclass
+class AccuracyCells:
+    """The cells of a column of accuracies, of which the highest are in bold."""
+
+    cells: list[str] = field(default_factory=list)
+    values: dict[int, float] = field(default_factory=dict)
+    """By line, the accuracy as a fraction, with the digits that are printed."""
+
+    def add(self, cell: str, value: float) -> None:
+        self.values[len(self.cells)] = value
+        self.cells.append(cell)
+
+    def add_unknown(self) -> None:
+        self.cells.append(UNKNOWN)
+
+    def column(self, heading: tuple[str, str]) -> TableColumn:
+        """Return the column."""
+        highest = max(self.values.values(), default=None)
+        best = frozenset(line for line, value in self.values.items() if value == highest)
+        return TableColumn(heading, self.cells, best=best)
 
 
 def _accuracy_columns(partition: str, lines: Sequence[TableLine]) -> Iterator[TableColumn]:
     """Yield the paper's accuracies on a partition and ours."""
-    printed: list[PrintedNumber | None] = []
-    our_cells = []
-    our_values = []
+    printed = AccuracyCells()
+    ours = AccuracyCells()
     for line in lines:
         compared = line.get(partition)
-        row = compared.reference.printed if compared else None
-        printed.append(row.accuracy if row else None)
-        our_cells.append(_accuracy_cell(compared.row) if compared else UNKNOWN)
-        score = compared.row.score if compared else None
-        our_values.append(None if score is None else round(score, 3))
-    printed_values = [round(number.value, 4) if number else None for number in printed]
-    heading = (f"{SHORT.get(partition, partition)} %", "paper")
-    yield TableColumn(heading, list(map(_text, printed)), best=_highest(printed_values))
-    yield TableColumn(("", "ours"), our_cells, best=_highest(our_values))
+        if compared and compared.printed_accuracy:
+            accuracy = compared.printed_accuracy
+            printed.add(str(accuracy), round(accuracy.value, 4))
+        else:
+            printed.add_unknown()
+
+        if compared and compared.row.score is not None:
+            score = compared.row.score
+            ours.add(_accuracy_text(score, compared.row.score_std), round(score, 3))
+        else:
+            ours.add_unknown()
+    yield printed.column((f"{SHORT.get(partition, partition)} %", "paper"))
+    yield ours.column(("", "ours"))
 
 
-def _accuracy_cell(row: ComparisonRow) -> str:
-    if row.score is None:
-        return UNKNOWN
-    accuracy = f"{100 * row.score:.1f}"
-    return accuracy if row.score_std is None else f"{accuracy}±{100 * row.score_std:.1f}"
-
-
-def _highest(values: Sequence[float | None]) -> frozenset[int]:
-    """Return the indices of the highest values, as they are printed."""
-    highest = max((value for value in values if value is not None), default=None)
-    if highest is None:
-        return frozenset()
-    return frozenset(index for index, value in enumerate(values) if value == highest)
+def _accuracy_text(score: float, std: float | None) -> str:
+    if std is None:
+        return f"{100 * score:.1f}"
+    return f"{100 * score:.1f}±{100 * std:.1f}"
 
 
 def _cost_columns(printed: PrintedTable, lines: Sequence[TableLine]) -> Iterator[TableColumn]:
@@ -203,7 +244,7 @@ def _cost_columns(printed: PrintedTable, lines: Sequence[TableLine]) -> Iterator
     yield TableColumn(("", "ours"), our_mb)
 
     printed_unit = float(printed.flops_unit)
-    smallest = min((amount for amount in flops if amount > 0), default=printed_unit)
+    smallest = min(filter(None, flops), default=printed_unit)
     our_unit = printed_unit
     if smallest < printed_unit / 10:
         our_unit = 10.0 ** (3 * floor(log10(smallest) / 3))
@@ -239,7 +280,9 @@ def _printed_rounds(table: PrintedTable, compared: ComparedRow, index: int) -> s
 
 def _our_rounds(compared: ComparedRow, index: int) -> str:
     rounds = compared.row.rounds_to(compared.reference.targets[index])
-    return f">{compared.row.rounds}" if rounds is None else f"{rounds:.1f}".removesuffix(".0")
+    if rounds is None:
+        return f">{compared.row.rounds}"
+    return f"{rounds:.1f}".removesuffix(".0")
 
 
 def _printed(line: TableLine, number: Callable[[PrintedRow], T]) -> T | None:
@@ -252,22 +295,29 @@ def _printed(line: TableLine, number: Callable[[PrintedRow], T]) -> T | None:
 
 def _megabytes(line: TableLine, table: PrintedTable) -> float:
     if table.comm == "mean":
-        return fmean(compared.reference.mean_mb or 0.0 for compared in line.values())
-    return fmean(compared.row.paper_mb for compared in line.values())
+        return _mean_over(line, lambda compared: compared.reference.mean_mb or 0.0)
+    return _mean_over(line, lambda compared: compared.row.paper_mb)
 
 
 def _flops(line: TableLine) -> float:
-    return fmean(compared.row.flops_per_peer for compared in line.values())
+    return _mean_over(line, lambda compared: compared.row.flops_per_peer)
+
+
+def _mean_over(line: TableLine, number: Callable[[ComparedRow], float]) -> float:
+    return fmean(map(number, line.values()))
 
 
 def _text(printed: PrintedNumber | None) -> str:
-    return UNKNOWN if printed is None else str(printed)
+    if printed is None:
+        return UNKNOWN
+    return str(printed)
 
 
 def _three_digits(value: float) -> str:
     if not value:
         return UNKNOWN
-    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+    decimals = 1 if value >= 100 else 2
+    return f"{value:.{decimals}f}"
 
 
 def _power(unit: float) -> str:
@@ -283,7 +333,9 @@ def table_legend(table: PrintedTable) -> list[str]:
         return [
             "to 60 %: rounds until the mean accuracy over peers is 60 %; >20: not within 20 rounds."
         ]
-    mb = "download of the busiest node" if table.comm == "busiest" else "mean download of a node"
+    mb = "mean download of a node"
+    if table.comm == "busiest":
+        mb = "download of the busiest node"
     accuracy = (
         "Dir, Path: accuracy on Dirichlet and pathological partitions, mean over peers, each on its"
         " own test data."
@@ -297,13 +349,13 @@ def table_legend(table: PrintedTable) -> list[str]:
 
 def misprints(rows: Iterable[ComparedRow], table: PrintedTable) -> list[str]:
     """Return the errata that concern these rows."""
-    cells = []
+    printed_rows = []
     for row in rows:
         if row.reference.printed:
-            cells += [(row.reference.printed, column) for column in COLUMNS]
+            printed_rows.append(row.reference.printed)
     sentences = []
     for erratum in errata():
-        if any(erratum.concerns(printed, column) for printed, column in cells):
+        if any(erratum.concerns(row, erratum.column) for row in printed_rows):
             sentences.append(f"Misprint in Table {table.number}: {erratum.sentence}")
     return sentences
 
@@ -312,18 +364,24 @@ def _rank_correlations(rows: Sequence[ComparedRow], partitions: Sequence[str]) -
     """Compare the order of the rows by accuracy, which is meaningful where numbers are not."""
     texts = []
     for partition in partitions:
-        printed = []
-        ours = []
-        for row in rows:
-            accuracy, score = row.printed_accuracy, row.row.score
-            if row["partition"] == partition and accuracy is not None and score is not None:
-                printed.append(accuracy)
-                ours.append(score)
-        rank = spearman(np.array(printed), np.array(ours)) if len(ours) > 2 else None
+        rank = _rank_correlation([row for row in rows if row["partition"] == partition])
         if rank is not None:
             texts.append(f"{partition} {rank:.2f}")
     if texts:
         yield f"Rank correlation of our accuracies with the paper's: {', '.join(texts)}."
+
+
+def _rank_correlation(rows: Sequence[ComparedRow]) -> float | None:
+    """Return the correlation over the rows with both accuracies; None if they are too few."""
+    printed_accuracies = []
+    our_accuracies = []
+    for row in rows:
+        if row.printed_accuracy and row.row.score is not None:
+            printed_accuracies.append(row.printed_accuracy.value)
+            our_accuracies.append(row.row.score)
+    if len(our_accuracies) <= 2:
+        return None
+    return spearman(np.array(printed_accuracies), np.array(our_accuracies))
 
 
 def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterator[str]:
@@ -335,22 +393,39 @@ def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterat
     keys = ["partition"]
     if _distinguishes(rows, "topology"):
         keys.append("topology")
-    places = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
+    places = dict.fromkeys(row.names(keys) for row in rows)
     for place in places:
         if UNKNOWN in place:
             continue
         rivals = [row for row in rows if _belongs_to(row, keys, place)]
-        reference = next((row for row in rivals if row.row.is_named(against)), rivals[0])
+        reference = _reference(rivals, against)
         measure = reference.row.runs[0].measure
-        texts = []
-        for row in rivals:
-            difference = row.row.difference_to(reference.row)
-            if row is not reference and difference:
-                verdict = f"{difference.verdict(measure)}, {difference.text(measure)}"
-                texts.append(f"{_name(row, rivals)} {verdict}")
-        if texts:
+        verdicts = list(_differences(rivals, reference, measure))
+        if verdicts:
             name = _name(reference, rivals)
-            yield f"Against {name} on {', '.join(place)}, in {measure.name}: {'; '.join(texts)}."
+            where = ", ".join(place)
+            yield f"Against {name} on {where}, in {measure.name}: {'; '.join(verdicts)}."
+
+
+def _reference(rivals: Sequence[ComparedRow], against: Mapping[str, str]) -> ComparedRow:
+    """Return the row with these names; the first if none has them."""
+    for row in rivals:
+        if row.row.is_named(against):
+            return row
+    return rivals[0]
+
+
+def _differences(
+    rivals: Sequence[ComparedRow], reference: ComparedRow, measure: Measure
+) -> Iterator[str]:
+    """Yield `local behind, -0.020 [-0.031, -0.009]` for each rival with the same data."""
+    for row in rivals:
+        if row is reference:
+            continue
+        difference = row.row.difference_to(reference.row)
+        if difference:
+            name = _name(row, rivals)
+            yield f"{name} {difference.verdict(measure)}, {difference.text(measure)}"
 
 
 def _belongs_to(row: ComparedRow, keys: Sequence[str], place: Sequence[str]) -> bool:
@@ -364,7 +439,9 @@ def _name(row: ComparedRow, rows: Sequence[ComparedRow]) -> str:
     for key in ("variant", "density"):
         if _distinguishes(rows, key) and row[key] != UNKNOWN:
             details.append(row[key])
-    return f"{row['method']} ({', '.join(details)})" if details else row["method"]
+    if not details:
+        return row["method"]
+    return f"{row['method']} ({', '.join(details)})"
 
 
 def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[float, float]]:
@@ -455,7 +532,7 @@ def _report_numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]
     runs = [(name, read_run(path)) for name, path in results.runs]
     comparison = compare_runs(runs, targets=results.targets, against=results.against)
     rows = list(map(ComparedRow, results.references, comparison.rows))
-    files = [path.name for path in write_tables(comparison, results.folder)]
+    files = _write_comparison(comparison, results.folder, "comparison")
     if results.table:
         tables = paper_tables(rows, results.table, comparison.against)
         for table in tables:
@@ -479,14 +556,26 @@ def _report_numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]
 
     content: dict[str, Any] = {"rows": [row.to_json() for row in rows], "files": files}
     if results.budget is not Budget.ROUNDS:
-        limited = compare_runs(runs, results.budget, results.targets, results.against)
-        written = write_tables(limited, results.folder, f"comparison-{results.budget}")
-        files += [path.name for path in written]
-        table = comparison_table(limited)
-        console.print("", table.on_console(console)[0], sep="\n")
-        _print_notes(table.notes, console)
+        limited = _report_at_equal_budget(results, runs, console)
+        files += _write_comparison(limited, results.folder, f"comparison-{results.budget}")
         content["at_equal"] = comparison_json(limited, results.folder)
     return content
+
+
+def _report_at_equal_budget(
+    results: ReproducedRuns, runs: Sequence[NamedRun], console: Console
+) -> Comparison:
+    """Compare the same runs after equal traffic or computing, and print the table."""
+    comparison = compare_runs(runs, results.budget, results.targets, results.against)
+    table = comparison_table(comparison)
+    console.print("", table.on_console(console)[0], sep="\n")
+    _print_notes(table.notes, console)
+    return comparison
+
+
+def _write_comparison(comparison: Comparison, folder: Path, name: str) -> list[str]:
+    """Write the tables of a comparison; return the names of the files."""
+    return [path.name for path in write_tables(comparison, folder, name)]
 
 
 def _print_notes(notes: Iterable[str], console: Console) -> None:
@@ -534,8 +623,10 @@ def _write_markdown(results: ReproducedRuns, tables: Sequence[Table], notes: Seq
     lines = [f"## {results.title}", ""]
     if results.caveat:
         lines += [results.caveat, ""]
-    lines += [table.markdown() for table in tables]
-    lines += [f"- {note}" for note in notes]
+    for table in tables:
+        lines.append(table.markdown())
+    for note in notes:
+        lines.append(f"- {note}")
     file = results.folder / "beside-paper.md"
     write_atomically(file, "\n".join([*lines, ""]).encode())
     return file.name

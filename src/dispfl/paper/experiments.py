@@ -104,7 +104,9 @@ class PaperExperiment:
     @property
     def title(self) -> str:
         """`Table 1: All nine methods ...`"""
-        return f"{self.about.shows}: {self.about.title}" if self.about.shows else self.about.title
+        if not self.about.shows:
+            return self.about.title
+        return f"{self.about.shows}: {self.about.title}"
 
     @property
     def table(self) -> PrintedTable | None:
@@ -141,11 +143,13 @@ class PaperExperiment:
         """Return a run and its row of the paper, from what its part and its row say."""
         key = _row_key(experiment) | self.about.beside | description.get("beside", {})
         variant = description.get("variant", UNKNOWN)
-        labels = _labels(key, experiment) | {"variant": variant}
+        printed = None
+        if variant == UNKNOWN:
+            printed = self._printed(key)
         return PaperRun(
             cell=GridRun({}, experiment, run_path(out / "runs", experiment)),
-            labels=labels,
-            printed=self._printed(key) if variant == UNKNOWN else None,
+            labels=_labels(key, experiment) | {"variant": variant},
+            printed=printed,
             targets=tuple(description.get("targets", ())),
         )
 
@@ -171,11 +175,16 @@ class PaperExperiment:
             settings = [*_as_overrides(part), *_as_overrides(row)]
             rows.append((part | row, settings, compose(self.config, settings)))
 
+        known_overrides = set()
+        for override in overrides:
+            if any(_has_key(experiment, override) for _, _, experiment in rows):
+                known_overrides.add(override)
+
         for description, settings, experiment in rows:
             applied = []
             for override in overrides:
-                unknown = not any(_has_key(rival, override) for _, _, rival in rows)
-                if unknown or _has_key(experiment, override):  # `compose` rejects unknown ones
+                # `compose` rejects those that no row has a key for.
+                if override not in known_overrides or _has_key(experiment, override):
                     applied.append(override)
             if applied:
                 experiment = compose(self.config, [*settings, *applied])
@@ -185,11 +194,11 @@ class PaperExperiment:
         """Reject overrides that would make different runs the same."""
         fixed = set()
         for table in (*self.about.parts, *self.about.rows):
-            keys = {setting.partition("=")[0] for setting in _as_overrides(table)}
-            is_variant = "variant" in table
-            fixed |= keys if is_variant else keys & IDENTIFYING_KEYS
+            for key in map(_key_of, _as_overrides(table)):
+                if "variant" in table or key in IDENTIFYING_KEYS:
+                    fixed.add(key)
         for override in overrides:
-            key = override.partition("=")[0].strip().removesuffix(".name")
+            key = _key_of(override).removesuffix(".name")
             if key in fixed:
                 raise ConfigError(
                     f"{self.name} varies {key} itself, so {override} cannot be set; select runs"
@@ -198,7 +207,10 @@ class PaperExperiment:
                 )
 
     def _printed(self, key: Mapping[str, Any]) -> PrintedRow | None:
-        for row in self.table.rows if self.table else ():
+        """Return the row of the paper's table with these fields, if any."""
+        if self.table is None:
+            return None
+        for row in self.table.rows:
             if all(getattr(row, name) == value for name, value in key.items()):
                 return row
         return None
@@ -256,13 +268,7 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
     labels = _distinct_labels(runs)
     selected: dict[str, set[str]] = {}
     for name in only:
-        keys = [key for key, values in labels.items() if name in values and name != UNKNOWN]
-        if not keys:
-            raise ConfigError(
-                f"--only {name!r} matches no label of these runs. {_labels_hint(name, labels)}",
-                key="--only",
-            )
-        selected.setdefault(keys[-1], set()).add(name)
+        selected.setdefault(_key_with(name, labels), set()).add(name)
 
     matching = []
     for run in runs:
@@ -275,13 +281,26 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
     return matching
 
 
+def _key_with(name: str, labels: dict[str, list[str]]) -> str:
+    """Return the last label that has a value; refuse one that none has."""
+    for key, values in reversed(labels.items()):
+        if name in values and name != UNKNOWN:
+            return key
+    raise ConfigError(
+        f"--only {name!r} matches no label of these runs. {_labels_hint(name, labels)}",
+        key="--only",
+    )
+
+
 def _distinct_labels(runs: Sequence[PaperRun]) -> dict[str, list[str]]:
     """Return the values of each label, in order of appearance."""
-    labels: dict[str, dict[str, None]] = {}
+    labels: dict[str, list[str]] = {}
     for run in runs:
         for key, value in run.labels.items():
-            labels.setdefault(key, {})[value] = None
-    return {key: list(values) for key, values in labels.items()}
+            values = labels.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return labels
 
 
 def _labels_hint(name: str, labels: Mapping[str, Sequence[str]]) -> str:
@@ -311,8 +330,10 @@ def run_path(runs: Path, experiment: Experiment) -> Path:
     config = experiment.to_toml()
     parts = [config["method"]["name"]]
     density = config["method"].get("density")
-    if density is not None:
-        parts.append(f"{density:g}" if isinstance(density, float) else "groups")
+    if isinstance(density, float):
+        parts.append(f"{density:g}")
+    elif density is not None:
+        parts.append("groups")
     parts.append(config["topology"]["name"])
     offline_prob = config["topology"]["offline_prob"]
     if offline_prob:
@@ -325,6 +346,9 @@ def _row_key(experiment: Experiment) -> dict[str, Any]:
     """Return the fields of `PrintedRow` that identify an experiment's row; some are None."""
     config = experiment.to_toml()
     method = config["method"]["name"]
+    topology = config["topology"]["name"]
+    if method in WITHOUT_TOPOLOGY:
+        topology = None
     density = config["method"].get("density", 1.0)
     if method == "subfedavg":
         density = None
@@ -334,7 +358,7 @@ def _row_key(experiment: Experiment) -> dict[str, Any]:
         "data": config["data"]["name"],
         "partition": config["partition"]["name"],
         "model": config["model"]["name"],
-        "topology": None if method in WITHOUT_TOPOLOGY else config["topology"]["name"],
+        "topology": topology,
         "method": method,
         "density": density,
     }
@@ -397,13 +421,18 @@ def _as_overrides(settings: SettingsTable) -> Iterator[str]:
                 yield f"{key}.{field}={json.dumps(setting)}"
 
 
+def _key_of(override: str) -> str:
+    """Return `method.density` of `method.density=0.2`."""
+    return override.partition("=")[0].strip()
+
+
 def _has_key(experiment: Experiment, override: str) -> bool:
     """Return whether an experiment has the key of an override: a ring has no `topology.degree`."""
-    table, dot, field = override.partition("=")[0].strip().partition(".")
+    table, dot, field = _key_of(override).partition(".")
     owner = getattr(experiment, table, None)
     return not dot or (isinstance(owner, Settings) and field in type(owner).model_fields)
 
 
 def _letters(text: str) -> str:
     """Reduce `table 1`, `Table-1` and `table1` to the same text."""
-    return "".join(letter for letter in text.lower() if letter.isalnum())
+    return "".join(filter(str.isalnum, text.lower()))

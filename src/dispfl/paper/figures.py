@@ -4,6 +4,7 @@ A caption in small print says how the runs differ from the paper's, because a fi
 without its page.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -15,10 +16,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dispfl.paper.beside_paper import ComparedRow, group_accuracies
+from dispfl.paper.beside_paper import ComparedRow, distinct_labels, group_accuracies
 from dispfl.paper.mask_similarity import Matrix, RunMasks
 from dispfl.report.comparison import mean_curve
-from dispfl.report.plots import X_LABELS, save_figure
+from dispfl.report.plots import MARKER_LIMIT, X_LABELS, save_figure
 from dispfl.report.runs import Budget
 from dispfl.report.wording import UNKNOWN
 
@@ -30,8 +31,8 @@ DISTANCE_COLOURS = "viridis_r"
 
 def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     """Draw accuracy against rounds: a panel per data set and partition, a line per method."""
-    data = _distinct(row["data"] for row in rows)
-    partitions = _distinct(row["partition"] for row in rows)
+    data = distinct_labels(rows, "data")
+    partitions = distinct_labels(rows, "partition")
     size = (1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(partitions), len(data), squeeze=False, sharex="col")
@@ -78,7 +79,7 @@ def draw_drop(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     shades = colormaps["viridis"]
     for row in rows:
         if row["drop"] == UNKNOWN:
-            _line(axes, row, row["method"], "0.3", dashed=True)
+            _line(axes, row, row["method"], "0.3", style="--")
         else:
             offline_prob = float(row["drop"])
             label = f"{row['method']}, {PERCENT * offline_prob:g} % offline"
@@ -93,14 +94,15 @@ def draw_sparsity(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: -float(row["density"]))
     sparsity = []
-    ours = []
-    papers = []
+    our_accuracies = []
+    printed_accuracies = []
     for row in ordered:
         sparsity.append(round(1 - float(row["density"]), 3))
-        ours.append(_percent(row.row.score))
-        papers.append(_percent(row.printed_accuracy))
-    axes.plot(sparsity, ours, "o-", color="C0", label="ours")
-    axes.plot(sparsity, papers, "s--", color="C7", label="paper")
+        our_accuracies.append(_percent(row.row.score))
+        printed = row.printed_accuracy
+        printed_accuracies.append(_percent(printed.value if printed else None))
+    axes.plot(sparsity, our_accuracies, "o-", color="C0", label="ours")
+    axes.plot(sparsity, printed_accuracies, "s--", color="C7", label="paper")
     y_label = "accuracy, mean over peers, %"
     axes.set(xlabel="sparsity (1 − density)", ylabel=y_label, xticks=sparsity)
     axes.grid(alpha=0.3)
@@ -113,6 +115,7 @@ def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     groups = group_accuracies(rows)
     partitions = _distinct(partition for partition, _ in groups)
     models = _distinct(model for _, model in groups)
+
     figure = Figure(figsize=(1 + 3.6 * len(partitions), 3.8), layout="constrained")
     panels = figure.subplots(1, len(partitions), squeeze=False, sharey=True)[0]
     for axes, partition in zip(panels, partitions, strict=True):
@@ -130,7 +133,9 @@ def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
 def draw_masks(masks: RunMasks, to: Path) -> None:
     """Draw the paper's two heat maps side by side, and the overlap of neighbours below."""
     columns = 1 if masks.similarities is None else 2
-    heights = [4.0, 1.4] if masks.overlap else [4.0]
+    heights = [4.0]
+    if masks.overlap:
+        heights.append(1.4)
     figure = Figure(figsize=(4.6 * columns, sum(heights) + 0.6), layout="constrained")
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     title = masks.title
@@ -188,7 +193,7 @@ def _line(
     row: ComparedRow,
     label: str,
     colour: Any,
-    dashed: bool = False,
+    style: str = "-",
     budget: Budget = Budget.ROUNDS,
 ) -> None:
     """Draw the mean over seeds, with a band of one standard deviation."""
@@ -199,7 +204,6 @@ def _line(
     if not any(curve.x):
         axes.axhline(mean[-1], linestyle="--", label=label, color=colour, linewidth=width)
         return
-    style = "--" if dashed else "-"
     axes.plot(curve.x, mean, style, label=label, color=colour, linewidth=width)
     axes.fill_between(curve.x, mean - std, mean + std, color=colour, alpha=0.12, linewidth=0)
 
@@ -237,7 +241,8 @@ def _heat_map(
 def _overlap(axes: Any, masks: RunMasks) -> None:
     rows = [(entry["round"], entry["mean"], entry["std"]) for entry in masks.overlap]
     rounds, mean, std = np.array(rows).T
-    axes.plot(rounds, mean, color="C0", marker="." if len(rounds) < 40 else "")
+    marker = "." if len(rounds) < MARKER_LIMIT else ""
+    axes.plot(rounds, mean, color="C0", marker=marker)
     axes.fill_between(rounds, mean - std, mean + std, color="C0", alpha=0.15, linewidth=0)
     axes.set(xlabel="communication round", ylabel="fraction")
     axes.set_title("Kept weights of a peer that a neighbour keeps too", fontsize="medium")
@@ -247,7 +252,9 @@ def _overlap(axes: Any, masks: RunMasks) -> None:
 
 
 def _percent(fraction: float | None) -> float:
-    return float("nan") if fraction is None else PERCENT * fraction
+    if fraction is None:
+        return math.nan
+    return PERCENT * fraction
 
 
 def _write(figure: Figure, caveat: str, to: Path) -> None:

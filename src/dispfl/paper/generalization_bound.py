@@ -44,6 +44,8 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.terminal import number_table, print_text
 
 ENDINGS = (".png", ".pdf", ".svg")
+DENSITIES = tuple(n / 200 for n in range(1, 201))
+"""The union densities of the figure."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Premises:
     def __post_init__(self) -> None:
         for name in ("samples", "batch", "steps"):
             value = getattr(self, name)
-            whole = value >= 1 and float(value).is_integer()
-            self._require(name, whole, "a whole number of at least 1")
+            is_count = value >= 1 and float(value).is_integer()
+            self._require(name, is_count, "a whole number of at least 1")
         fix = (
             "A batch cannot exceed the samples of a peer; lower it, or raise --samples (now"
             f" {self.samples:g})."
@@ -81,7 +83,9 @@ class Premises:
         for name, fix in (("noise", "The theorem assumes noise in every step."), ("diameter", "")):
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0 and finite", fix)
         beta = self.union_density
-        fix = f"For {beta:g}% of the weights write {beta / 100:g}." if 1 < beta <= 100 else ""
+        fix = ""
+        if 1 < beta <= 100:
+            fix = f"For {beta:g}% of the weights write {beta / 100:g}."
         self._require("union_density", 0 <= beta <= 1, "in [0, 1]", fix)
         fix = "It is a small probability, such as 1e-5."
         for name in ("delta", "delta_tilde"):
@@ -133,16 +137,17 @@ def theorem_1(premises: Premises, corrected: bool = False) -> GeneralizationBoun
     deviation = math.sqrt(-2 * p.steps * math.log(p.delta_tilde))
     ratio = deviation + p.steps * math.tanh(epsilon_step / 2)
     epsilon = epsilon_step * ratio
-    log_delta = probability = needed = None
+    delta = probability = needed = None
     if epsilon > 0 and ratio < p.steps:  # T epsilon~ > epsilon'
         log_delta = composed_log_delta(p, epsilon_step, ratio, corrected)
+        delta = math.exp(log_delta)
         failure = _exp(log_delta - epsilon - math.log(epsilon)) * (math.log(2) - math.log(epsilon))
         probability = min(1.0, max(0.0, 1 - failure))
         needed = 2 / epsilon / epsilon * (math.log(16) + epsilon - log_delta)
     bound = GeneralizationBound(
         epsilon_step=_finite(epsilon_step),
         epsilon=_finite(epsilon),
-        delta=None if log_delta is None else math.exp(log_delta),
+        delta=delta,
         bound=_finite(9 * epsilon),
         probability=probability,
         conditions_hold=needed is not None and p.samples >= needed,
@@ -200,11 +205,15 @@ def composed_log_delta(
 
 
 def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf
+    if x >= 700:
+        return math.inf
+    return math.exp(x)
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return value
 
 
 def _broken_conditions(
@@ -215,13 +224,17 @@ def _broken_conditions(
         yield f"{start} epsilon' is 0, the result reveals no sample, and delta' does not exist."
     elif needed is None:
         expected = p.steps * math.tanh((bound.epsilon_step or math.inf) / 2)  # part of the ratio
-        fix = "More --noise" if expected > ratio / 2 else "More --steps or a larger --delta-tilde"
+        fix = "More --steps or a larger --delta-tilde"
+        if expected > ratio / 2:
+            fix = "More --noise"
         yield (
             f"{start} delta' exists only where epsilon' / epsilon~ ({ratio:.6g}) is below the"
             f" number of steps ({p.steps:g}). {fix} would help."
         )
     elif p.samples < needed:
-        count = f"{math.ceil(needed):,}" if needed < 1e15 else f"{min(needed, 1e300):.3g}"
+        count = f"{min(needed, 1e300):.3g}"
+        if needed < 1e15:
+            count = f"{math.ceil(needed):,}"
         yield (
             f"{start} a bound this small needs {count} samples or more, and a peer has"
             f" {p.samples:,.0f}."
@@ -230,7 +243,9 @@ def _broken_conditions(
 
 def _why_vacuous(bound: GeneralizationBound) -> Iterator[str]:
     if bound.bound is None or bound.bound >= 1:
-        size = "more than can be computed" if bound.bound is None else f"{bound.bound:.4g}"
+        size = "more than can be computed"
+        if bound.bound is not None:
+            size = f"{bound.bound:.4g}"
         yield (
             f"The bound is vacuous: it allows a gap of {size}, and a gap between errors cannot"
             " exceed 1."
@@ -255,7 +270,9 @@ def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
         _require_key(path, config, key)
     if counts is None:
         _require_key(path, config, "samples")
-    samples = config["samples"] if counts is None else counts.sum(1).tolist()
+        samples = config["samples"]
+    else:
+        samples = counts.sum(1).tolist()
 
     states = list(final_states(path).values())[: config["peers"]]  # the server is last
     union = states[0].model.mask.unpack()
@@ -337,15 +354,8 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
         raise ConfigError(
             f"--plot must end in {', '.join(ENDINGS)}, got {to.name!r}.", key="--plot"
         )
-    densities = [n / 200 for n in range(1, 201)]
-    holding = []
-    broken = []
-    for beta in densities:
-        bound = theorem_1(replace(premises, union_density=beta), corrected)
-        height = bound.bound if _drawable(bound.bound) else math.nan
-        holding.append(height if bound.conditions_hold else math.nan)
-        broken.append(math.nan if bound.conditions_hold else height)
-    if all(map(math.isnan, [*holding, *broken])):
+    curves = _bounds_by_density(premises, corrected)
+    if not curves:
         raise ConfigError(
             "--plot has nothing to draw: at no density is the bound between 1e-200 and 1e200.",
             key="--plot",
@@ -353,10 +363,12 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    if not all(map(math.isnan, holding)):
-        axes.plot(densities, holding, "-", color="C0", label="conditions hold")
-    if not all(map(math.isnan, broken)):
-        axes.plot(densities, broken, ":", color="C0", label="conditions do not hold")
+    for conditions_hold, label, style in (
+        (True, "conditions hold", "-"),
+        (False, "conditions do not hold", ":"),
+    ):
+        if conditions_hold in curves:
+            axes.plot(DENSITIES, curves[conditions_hold], style, color="C0", label=label)
     marked = theorem_1(premises, corrected).bound
     if _drawable(marked):
         label = f"here: {marked:.3g}"
@@ -374,6 +386,20 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     save_figure(figure, to)
+
+
+def _bounds_by_density(premises: Premises, corrected: bool) -> dict[bool, list[float]]:
+    """Return the bounds where the theorem's conditions hold, and where not, each if there are any.
+
+    Both have an entry for every density, NaN where there is nothing to draw.
+    """
+    curves: dict[bool, list[float]] = {}
+    for index, beta in enumerate(DENSITIES):
+        bound = theorem_1(replace(premises, union_density=beta), corrected)
+        if _drawable(bound.bound):
+            nothing = [math.nan] * len(DENSITIES)
+            curves.setdefault(bound.conditions_hold, nothing)[index] = bound.bound
+    return curves
 
 
 def _drawable(bound: float | None) -> TypeGuard[float]:

@@ -99,7 +99,9 @@ def spearman(values: Matrix, reference: Matrix) -> float | None:
     """Return the rank correlation of two vectors; None if either is constant."""
     a = _standard_ranks(values)
     b = _standard_ranks(reference)
-    return None if a is None or b is None else float(a @ b)
+    if a is None or b is None:
+        return None
+    return float(a @ b)
 
 
 def correlate(values: Matrix, reference: Matrix, shuffles: int = SHUFFLES) -> Correlation | None:
@@ -131,7 +133,9 @@ def _standard_ranks(values: Matrix) -> Matrix | None:
     """
     centred = ranks(values) - (len(values) + 1) / 2
     norm = np.linalg.norm(centred)
-    return centred / norm if norm > 0 else None
+    if norm == 0:
+        return None
+    return centred / norm
 
 
 def kept_by_layer(bits: Bits, sizes: Sequence[int]) -> NDArray[np.int64]:
@@ -342,8 +346,15 @@ def _by_layer(path: Path, bits: Bits, size: int) -> tuple[tuple[LayerDensity, ..
     densities = kept_by_layer(bits, layout.sizes) / np.asarray(layout.sizes)
     layers = []
     for name, weights, values in zip(layout.names, layout.sizes, densities.T, strict=True):
-        least, mean, most = float(values.min()), float(values.mean()), float(values.max())
-        layers.append(LayerDensity(name, weights, least, mean, most))
+        layers.append(
+            LayerDensity(
+                name,
+                weights,
+                least=float(values.min()),
+                mean=float(values.mean()),
+                most=float(values.max()),
+            )
+        )
     return tuple(layers), independent_distance(densities, layout.sizes)
 
 
@@ -369,9 +380,10 @@ def print_masks(masks: RunMasks, console: Console) -> None:
     print_text(console, masks.sentence)
     console.print("", _pairs_table(masks), "", sep="\n")
     sparse = [layer for layer in masks.layers if layer.least < 1]
-    shown = sorted(sparse, key=lambda layer: -layer.weights)[:MAX_LAYERS]
+    largest = sorted(sparse, key=lambda layer: -layer.weights)[:MAX_LAYERS]
+    shown = [layer for layer in sparse if layer in largest]
     if shown:
-        console.print(_layers_table([layer for layer in sparse if layer in shown]), "", sep="\n")
+        console.print(_layers_table(shown), "", sep="\n")
     for note in _notes(masks, len(sparse) - len(shown)):
         print_text(console, note, "dim")
 
@@ -382,8 +394,9 @@ def _pairs_table(masks: RunMasks) -> Table:
 
     def row(name: str, values: Matrix) -> None:
         if len(values):
-            least, mean, most = values.min(), values.mean(), values.max()
-            table.add_row(name, f"{least:.3f}", f"{mean:.3f}", f"{most:.3f}")
+            table.add_row(
+                name, f"{values.min():.3f}", f"{values.mean():.3f}", f"{values.max():.3f}"
+            )
 
     distances = pairs_of(masks.distances)
     row("distance of masks", distances)
@@ -401,8 +414,13 @@ def _pairs_table(masks: RunMasks) -> Table:
 def _layers_table(layers: Sequence[LayerDensity]) -> Table:
     table = number_table("density over peers", "least", "mean", "most", "weights")
     for layer in layers:
-        least, mean, most = f"{layer.least:.3f}", f"{layer.mean:.3f}", f"{layer.most:.3f}"
-        table.add_row(layer.name, least, mean, most, f"{layer.weights:,}")
+        table.add_row(
+            layer.name,
+            f"{layer.least:.3f}",
+            f"{layer.mean:.3f}",
+            f"{layer.most:.3f}",
+            f"{layer.weights:,}",
+        )
     return table
 
 

@@ -112,7 +112,7 @@ class Erratum:
 @cache
 def tables() -> tuple[PrintedTable, ...]:
     """Return the paper's tables in the order of the PDF."""
-    return tuple(_table(entry) for entry in _file()["table"])
+    return tuple(map(_table, _file()["table"]))
 
 
 @cache
@@ -178,13 +178,17 @@ def _row(
 
 
 def _number(digits: Decimal | None, unit: Decimal = Decimal(1)) -> PrintedNumber | None:
-    return None if digits is None else PrintedNumber(digits, unit)
+    if digits is None:
+        return None
+    return PrintedNumber(digits, unit)
 
 
 def _rounds_to(target: int, rounds: int | str) -> PrintedRounds:
     """Return the rounds to a target; a text says that it is not reached."""
-    reached = rounds if isinstance(rounds, int) else None
-    return PrintedRounds(PrintedNumber(Decimal(target), PERCENT), reached)
+    accuracy = PrintedNumber(Decimal(target), PERCENT)
+    if isinstance(rounds, str):
+        return PrintedRounds(accuracy, None)
+    return PrintedRounds(accuracy, rounds)
 
 
 def _density(value: Decimal | list[Decimal] | str) -> float | tuple[float, ...] | None:

@@ -72,7 +72,9 @@ class ComparedCost:
     @property
     def deviation(self) -> float | None:
         """The relative deviation of ours from the printed one."""
-        return None if self.printed is None else self.ours / self.printed.value - 1
+        if self.printed is None:
+            return None
+        return self.ours / self.printed.value - 1
 
     @property
     def verdict(self) -> CostVerdict:
@@ -81,13 +83,15 @@ class ComparedCost:
         if self.erratum or self.printed is None:
             return CostVerdict.MISPRINT
         allowed = max(TOLERANCE * self.printed.value, self.printed.last_digit)
-        agrees = abs(self.ours - self.printed.value) <= allowed
-        return CostVerdict.AGREES if agrees else CostVerdict.OFF
+        if abs(self.ours - self.printed.value) > allowed:
+            return CostVerdict.OFF
+        return CostVerdict.AGREES
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """The paper's number, ours with one digit more, and the deviation or the verdict."""
-        unit, decimals = 1e12, 2
+        unit = 1e12
+        decimals = 2
         if self.printed:
             unit = float(self.printed.unit)
             decimals = 1 - int(self.printed.digits.as_tuple().exponent)
@@ -114,15 +118,20 @@ class CostTable:
     @property
     def errata(self) -> list[str]:
         """The misprints of this table, as sentences."""
-        number = self.table.number
-        return [f"Table {number}: {cost.erratum.sentence}" for cost in self.costs if cost.erratum]
+        sentences = []
+        for cost in self.costs:
+            if cost.erratum:
+                sentences.append(f"Table {self.table.number}: {cost.erratum.sentence}")
+        return sentences
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return its costs in plain units."""
-        return [self._cost_json(cost) for cost in self.costs]
+        return list(map(self._cost_json, self.costs))
 
     def _cost_json(self, cost: ComparedCost) -> dict[str, Any]:
-        figure = f"{self.table.comm}_mb" if cost.column == "comm" else "flops_per_peer_round"
+        figure = "flops_per_peer_round"
+        if cost.column == "comm":
+            figure = f"{self.table.comm}_mb"
         return {
             "table": self.table.number,
             "label": self.table.label,
@@ -164,17 +173,25 @@ def count_verdicts(compared: Sequence[CostTable]) -> dict[CostVerdict, int]:
 
 
 def _compared(table: PrintedTable, row: PrintedRow) -> Iterator[ComparedCost]:
+    """Yield the traffic and the FLOPs of a row, as far as they are printed or should be."""
     costs = _estimate(row.data, row.model, row.topology, row.method, row.density)
-    ours: dict[CostColumn, float] = {
-        "comm": costs.mean_mb if table.comm == "mean" else costs.busiest_mb,
-        "flops": costs.flops_per_peer,
-    }
-    for column, value in ours.items():
-        printed = row.comm if column == "comm" else row.flops
-        concerning = (erratum for erratum in errata() if erratum.concerns(row, column))
-        erratum = next(concerning, None)
-        if printed or erratum:
-            yield ComparedCost(row, column, printed, value, erratum)
+    our_mb = costs.busiest_mb
+    if table.comm == "mean":
+        our_mb = costs.mean_mb
+    compared = (
+        ComparedCost(row, "comm", row.comm, our_mb, _erratum(row, "comm")),
+        ComparedCost(row, "flops", row.flops, costs.flops_per_peer, _erratum(row, "flops")),
+    )
+    for cost in compared:
+        if cost.printed or cost.erratum:
+            yield cost
+
+
+def _erratum(row: PrintedRow, column: CostColumn) -> Erratum | None:
+    for erratum in errata():
+        if erratum.concerns(row, column):
+            return erratum
+    return None
 
 
 @cache
@@ -270,10 +287,15 @@ def _print_table(section: CostTable, console: Console) -> None:
     for names, costs in lines.items():
         cells = list(names)
         for column in ("comm", "flops"):
-            cells += costs[column].cells if column in costs else NO_CELLS
+            if column in costs:
+                cells += costs[column].cells
+            else:
+                cells += NO_CELLS
         table.add_row(*cells)
 
-    mb = "MB of the busiest node" if section.table.comm == "busiest" else "mean MB over nodes"
+    mb = "mean MB over nodes"
+    if section.table.comm == "busiest":
+        mb = "MB of the busiest node"
     number = section.table.number
     title = f"Table {number}: {section.model} on {section.data}; {mb}, FLOPs in {flops}"
     console.print(title, style="bold", highlight=False)

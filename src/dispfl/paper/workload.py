@@ -156,7 +156,9 @@ def seconds_per_sample(experiment: Experiment) -> float:
 def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
     """Return the shortest of a few times in which every worker trains on noise, per worker."""
     spec = describe(experiment.data.name)
-    workers = min(experiment.workers, experiment.peers) if experiment.device == "cpu" else 1
+    workers = 1
+    if experiment.device == "cpu":
+        workers = min(experiment.workers, experiment.peers)
     inputs = torch.randint(256, (workers * samples, *spec.shape), dtype=torch.uint8)
     labels = torch.arange(workers * samples) % spec.classes
     classes = tuple(map(str, range(spec.classes)))
@@ -192,8 +194,12 @@ def differences(ours: Iterable[Experiment], papers: Iterable[Experiment]) -> str
     for name, values in our_values.items():
         if name in paper_values and values != paper_values[name]:
             text = f"{_join_or(values)} instead of {_join_or(paper_values[name])}"
-            texts.append(text if name in NAMES else f"{text} {name}")
-    return f"Not the paper's experiment: {'; '.join(texts)}." if texts else ""
+            if name not in NAMES:
+                text += f" {name}"
+            texts.append(text)
+    if not texts:
+        return ""
+    return f"Not the paper's experiment: {'; '.join(texts)}."
 
 
 def _distinct_values(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
@@ -209,14 +215,13 @@ def _distinct_values(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
 
 def _properties(experiment: Experiment) -> dict[str, str]:
     """Return the properties by which experiments are compared, as far as this one has them."""
-    method, topology = experiment.method, experiment.topology
+    topology = experiment.topology
     properties = {
         "data": experiment.data.name,
         "model": experiment.model.name,
         "peers": str(experiment.peers),
     }
-    communicates = method.gossips
-    if communicates and isinstance(topology, RandomRegular):
+    if experiment.method.gossips and isinstance(topology, RandomRegular):
         properties["neighbours"] = str(topology.degree)
     properties["rounds"] = str(experiment.rounds)
     properties["samples per peer"] = str(experiment.training_samples)
@@ -228,4 +233,6 @@ def _properties(experiment: Experiment) -> dict[str, str]:
 
 
 def _join_or(values: Sequence[str]) -> str:
-    return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
+    if len(values) == 1:
+        return values[0]
+    return f"{', '.join(values[:-1])} or {values[-1]}"

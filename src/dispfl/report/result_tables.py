@@ -400,15 +400,16 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
             "kind": row.flops_kind,
         },
         "seconds_per_peer_round": row.seconds_per_peer,
-        "rounds_to": _rounds_to_each(targets, row),
+        "rounds_to": rounds_to_each(targets, row),
         "seconds": _final_seconds(row),
         "seeds": [_seed_json(run, targets, out) for run in row.runs],
     }
 
 
-def _rounds_to_each(
+def rounds_to_each(
     targets: Sequence[float], row: ComparisonRow | RecordedRun
 ) -> dict[str, float | None]:
+    """Return the rounds that a row or a run needs to reach each target; None if it does not."""
     return {f"{target:g}": row.rounds_to(target) for target in targets}
 
 
@@ -427,7 +428,7 @@ def _seed_json(run: RecordedRun, targets: Sequence[float], out: Path) -> dict[st
         "spent_wire_mb": final and final.wire_mb,
         "spent_flops": final and final.flops,
         "seconds": final and final.seconds,
-        "rounds_to": _rounds_to_each(targets, run),
+        "rounds_to": rounds_to_each(targets, run),
         "failures": len(run.failures),
     }
 

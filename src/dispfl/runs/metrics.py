@@ -256,14 +256,19 @@ def groups(
 
     all_groups = []
     for density, peers in sorted(by_density.items()):
-        values = spread([scores["per_peer"][peer] for peer in peers])
-        if not values:
+        score = spread([scores["per_peer"][peer] for peer in peers])
+        if not score:
             continue
-        group = {"density": density, "peers": len(peers)}
-        group |= {"mean": values["mean"], "std": values["std"]}
-        times = spread([seconds[peer] for peer in peers]) if seconds else None
-        if times:
-            group["seconds"] = times["mean"]
+        group = {
+            "density": density,
+            "peers": len(peers),
+            "mean": score["mean"],
+            "std": score["std"],
+        }
+        if seconds:
+            times = spread([seconds[peer] for peer in peers])
+            if times:
+                group["seconds"] = times["mean"]
         all_groups.append(group)
     return all_groups
 

@@ -176,7 +176,9 @@ def _quiet() -> Iterator[None]:
 def _name(path: Path) -> str:
     """`dispfl seed-0` for compare/dispfl/seed-0, and the folder's name otherwise."""
     path = path.resolve()
-    return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
+    if path.name.startswith("seed-"):
+        return f"{path.parent.name} {path.name}"
+    return path.name
 
 
 def _saved_id(path: Path, track: str, create: Callable[[], str]) -> str:
