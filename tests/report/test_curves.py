@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from dispfl.report.curves import curves_section, masks_section
 from dispfl.report.results import read_results
-from dispfl.report.sections import curves_section, masks_section
 
 Write = Callable[..., Path]
 

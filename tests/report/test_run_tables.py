@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dispfl.report.result_tables import overview, print_results
+from dispfl.report.run_tables import overview, print_results
 from dispfl.report.runs import load_run
 from dispfl.runs.directory import RunDirectory
 

@@ -7,8 +7,8 @@ from tests.report.conftest import write_run
 
 from dispfl.config import compose
 from dispfl.report.page import write_report
-from dispfl.report.peers import senders_of
 from dispfl.report.results import read_results
+from dispfl.report.senders import senders_of
 from dispfl.robust.attacks import Attack
 from dispfl.topology import peer_names
 

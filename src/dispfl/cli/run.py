@@ -63,7 +63,7 @@ def run(
     from dispfl.cli.progress import show_decoding
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
-    from dispfl.report.result_tables import print_results
+    from dispfl.report.run_tables import print_results
     from dispfl.runs.directory import has_all_rounds, read_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
@@ -185,7 +185,7 @@ def demo(
     from dispfl.config import compose
     from dispfl.extras import can_draw
     from dispfl.report.page import write_report
-    from dispfl.report.result_tables import print_results
+    from dispfl.report.run_tables import print_results
     from dispfl.runs.execute import ExperimentRun
 
     console = Console()
@@ -324,7 +324,7 @@ def show(
     from rich.console import Console
 
     from dispfl.files import run_folder
-    from dispfl.report.result_tables import find_shown, overview, print_results
+    from dispfl.report.run_tables import find_shown, overview, print_results
     from dispfl.report.runs import load_run
 
     if as_json:

@@ -164,7 +164,7 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
 def show(path: Path, console: "Console") -> None:
     """Write the report and print the results of a run."""
     from dispfl.report.page import write_report
-    from dispfl.report.result_tables import print_results
+    from dispfl.report.run_tables import print_results
     from dispfl.runs.directory import read_summary
     from dispfl.runs.execute import draw_learning_curve
 

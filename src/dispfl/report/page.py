@@ -7,19 +7,14 @@ from pathlib import Path
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.errors import RunError
 from dispfl.files import write_atomically
+from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.comparison import ComparisonRow
+from dispfl.report.curves import curves_section, masks_section
 from dispfl.report.html import Block, Details, Heading, HtmlTable, Section, render
 from dispfl.report.peers import labels_section, peers_section
 from dispfl.report.results import ReportResults, group_runs
 from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
-from dispfl.report.sections import (
-    curves_section,
-    masks_section,
-    privacy_section,
-    results_section,
-    topology_section,
-    traffic_section,
-)
+from dispfl.report.sections import privacy_section, results_section
 from dispfl.report.summary import summary_block
 from dispfl.report.wording import join_and, join_numbers, plural
 

@@ -1,4 +1,4 @@
-"""Sections about single peers: their scores, how they were received, and their labels."""
+"""Sections about single peers: their scores, and the labels of their data."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,13 +39,12 @@ from dispfl.report.results import (
     seconds_by_density,
 )
 from dispfl.report.runs import RecordedRun
+from dispfl.report.senders import sender_blocks
 from dispfl.report.wording import UNKNOWN, capitalized, format_seconds, plural
-from dispfl.runs.metrics import byzantine_of, main_scores, measured_values
+from dispfl.runs.metrics import main_scores, measured_values
 
 MAX_BARS = 200
 MAX_LISTED = 1000
-MAX_SENDERS = 20
-"""Senders that are listed for each row."""
 PEERS_PER_MAP = 25
 """Two maps fit side by side on a desktop."""
 MAX_MAPPED_PEERS = 100
@@ -332,135 +331,6 @@ def _score_of(row: ComparisonRow, seed: int, peer: str) -> float | None:
     if run is None:
         return None
     return run.scores.get(peer)
-
-
-# Senders: how far received models were from the receivers' own, under a robust rule
-
-
-@dataclass
-class Senders:
-    """Peers as those that received them saw them, over all rounds."""
-
-    count: int = 0
-    """How many peers."""
-    received: int = 0
-    """How often they were received."""
-    far: int = 0
-    """How often they were clipped or ignored."""
-    measured: int = 0
-    """How many of the received models have a distance."""
-    total_distance: float = 0.0
-
-    def add(self, senders: "Senders") -> None:
-        self.count += senders.count
-        self.received += senders.received
-        self.far += senders.far
-        self.measured += senders.measured
-        self.total_distance += senders.total_distance
-
-    @property
-    def far_share(self) -> float:
-        return self.far / max(1, self.received)
-
-    @property
-    def cells(self) -> list[str]:
-        """The mean distance and how often they were far."""
-        distance = UNKNOWN
-        if self.measured:
-            distance = f"{self.total_distance / self.measured:.3g}"
-        return [distance, f"{self.far_share:.0%}"]
-
-
-@dataclass
-class Sender(Senders):
-    """One of them."""
-
-    name: str = ""
-    seed: int = 0
-    byzantine: bool = False
-
-
-def senders_of(run: RecordedRun) -> list[Sender]:
-    """Return all peers that were received, in the order of their names.
-
-    There are none if the run has no robust rule.
-    """
-    byzantine = byzantine_of(run.config)
-    senders: dict[str, Sender] = {}
-    for record in run.records:
-        for name, reception in record.get("senders", {}).items():
-            if name not in senders:
-                senders[name] = Sender(1, name=name, seed=run.seed, byzantine=name in byzantine)
-            sender = senders[name]
-            received = reception["received"]
-            distance = reception["distance"]
-            sender.received += received
-            sender.far += reception["far"]
-            if distance is not None:
-                sender.measured += received
-                sender.total_distance += distance * received
-    return [senders[name] for name in sorted(senders)]
-
-
-def sender_blocks(results: ReportResults) -> list[Block]:
-    """Return how far honest and Byzantine senders were, and who was far most often.
-
-    There is nothing if no run has a robust rule.
-    """
-    table = HtmlTable(
-        "Senders under a robust rule", _sender_headings("Row", "Senders", "Number"), scrolling=True
-    )
-    lists: list[Block] = []
-    for row in results.rows:
-        senders: list[Sender] = []
-        for run in row.runs:
-            senders += senders_of(run)
-        if senders:
-            for group_name, group in _sender_groups(senders).items():
-                table.rows.append([row.label, group_name, str(group.count), *group.cells])
-            lists.append(_most_often_far(row, senders))
-    if not lists:
-        return []
-    note = (
-        "Distance: root mean square difference to a receiver's own weights, on what both hold; mean"
-        " over receivers and rounds. Far: how often a sender was beyond the rule's threshold, so"
-        " that it was clipped, or did not decide weights that few hold."
-    )
-    return [Figures([Figure("Distances of senders", table, note)]), *lists]
-
-
-def _sender_groups(senders: Sequence[Sender]) -> dict[str, Senders]:
-    """Return honest and Byzantine senders; all together if there is no attack."""
-    honest = Senders()
-    byzantine = Senders()
-    for sender in senders:
-        if sender.byzantine:
-            byzantine.add(sender)
-        else:
-            honest.add(sender)
-    if not byzantine.count:
-        return {"all": honest}
-    if not honest.count:
-        return {"Byzantine": byzantine}
-    return {"honest": honest, "Byzantine": byzantine}
-
-
-def _most_often_far(row: ComparisonRow, senders: Sequence[Sender]) -> Details:
-    title = f"Senders that were far most often: {row.label}"
-    table = HtmlTable(title, _sender_headings("Peer", "", "Received"))
-    ranked = sorted(senders, key=lambda sender: (-sender.far_share, sender.seed, sender.name))
-    for sender in ranked[:MAX_SENDERS]:
-        name = sender.name
-        if len(row.runs) > 1:
-            name += f" (seed {sender.seed})"
-        role = "Byzantine" if sender.byzantine else ""
-        table.rows.append([name, role, str(sender.received), *sender.cells])
-    return Details(title, table)
-
-
-def _sender_headings(first: str, second: str, third: str) -> list[Heading]:
-    numbers = [Heading(third, "number"), Heading("Distance", "number"), Heading("Far", "number")]
-    return [Heading(first), Heading(second), *numbers]
 
 
 # The labels of the peers' data

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.results import read_results
-from dispfl.report.sections import topology_section, traffic_section
 
 Write = Callable[..., Path]
 

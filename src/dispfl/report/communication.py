@@ -1,0 +1,252 @@
+"""Sections about communication: the traffic of each node, and the graph of the last round."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dispfl.errors import ConfigError
+from dispfl.registry import TOPOLOGIES
+from dispfl.report.charts import Bar, bar_chart, thin_out
+from dispfl.report.comparison import ComparisonRow, labels_of
+from dispfl.report.diagrams import peer_graph, server_star
+from dispfl.report.html import Block, Figure, Figures, Remark, Section, css_class
+from dispfl.report.results import ReportResults
+from dispfl.report.runs import RecordedRun
+from dispfl.report.wording import format_amount, join_and, number_range, plural
+from dispfl.topology import Topology
+
+MAX_BARS = 200
+MAX_LINKS = 6000
+"""A drawing of more links would be large and illegible."""
+SERVER = "server"
+
+
+# Traffic of each node
+
+UpDown = tuple[float, float]
+"""Megabytes per round sent and received."""
+
+
+def traffic_section(results: ReportResults) -> Section:
+    """Return the megabytes per round of each node, busiest first."""
+    section = Section("traffic", "Traffic per node")
+    shown: list[tuple[ComparisonRow, dict[str, UpDown]]] = []
+    silent = []
+    unknown = []
+    for row in results.rows:
+        traffic = _mean_traffic(row)
+        if traffic is None:
+            unknown.append(row.label)
+        elif any(map(max, traffic.values())):
+            shown.append((row, traffic))
+        else:
+            silent.append(row.label)
+
+    if shown:
+        section.add(*_traffic_charts(shown))
+    if silent:
+        section.remark(f"{join_and(silent)}: no node sends anything.")
+    if unknown:
+        rows = join_and(unknown)
+        section.remark(f"{rows}: the metrics do not record the traffic of each node.")
+    return section
+
+
+def _traffic_charts(shown: Sequence[tuple[ComparisonRow, dict[str, UpDown]]]) -> Iterator[Block]:
+    """Yield a remark, and one chart for each row, all on one scale."""
+    note = (
+        "Megabytes per round on the wire, mean over rounds: sent above the line, received below it."
+    )
+    scale_note = "The busiest nodes come first."
+    if len(shown) > 1:
+        scale_note = "All charts have the same scale."
+    yield Remark(f"{note} {scale_note}")
+
+    y_range = _common_range([traffic for _, traffic in shown])
+    figures = []
+    for row, traffic in shown:
+        figures.append(_traffic_figure(row, traffic, y_range))
+    yield Figures(figures, "many")
+
+
+def _mean_traffic(row: ComparisonRow) -> dict[str, UpDown] | None:
+    """Return each node's traffic, mean over seeds; None if a run does not record it."""
+    by_node: dict[str, list[UpDown]] = {}
+    for run in row.runs:
+        traffic = run.traffic
+        if traffic is None:
+            return None
+        for node, up_down in traffic.items():
+            by_node.setdefault(node, []).append(up_down)
+    seeds = len(row.runs)
+    means = {}
+    for node, loads in by_node.items():
+        ups, downs = zip(*loads, strict=True)
+        means[node] = (sum(ups) / seeds, sum(downs) / seeds)
+    return means
+
+
+def _common_range(traffics: Sequence[Mapping[str, UpDown]]) -> tuple[float, float]:
+    """Return the range from the most that a node receives, downwards, to the most it sends."""
+    most_up = most_down = 0.0
+    for traffic in traffics:
+        for up, down in traffic.values():
+            most_up = max(most_up, up)
+            most_down = max(most_down, down)
+    return -most_down, most_up
+
+
+def _traffic_figure(
+    row: ComparisonRow, traffic: dict[str, UpDown], y_range: tuple[float, float]
+) -> Figure:
+    ranked = sorted(traffic.items(), key=lambda pair: (-max(pair[1]), pair[0]))
+    bars = []
+    colour = css_class(row)
+    for node, (up, down) in ranked:
+        parts = [(up, colour), (-down, f"{colour} below")]
+        bars.append(Bar("", parts, f"{_node_name(node)}: {_up_and_down(up, down)}"))
+    busiest, load = ranked[0]
+    note = f"Busiest: {_node_name(busiest)}, {_up_and_down(*load)}."
+    chart = bar_chart(
+        thin_out(bars, MAX_BARS),
+        "nodes, busiest first",
+        "MB per round",
+        f"{row.label}. {note}",
+        y_range=y_range,
+        mirrored=True,
+    )
+    return Figure(row.label, chart, note)
+
+
+def _up_and_down(up: float, down: float) -> str:
+    return f"{format_amount(up)} MB up, {format_amount(down)} MB down"
+
+
+def _node_name(node: str) -> str:
+    if node.isdecimal():
+        return f"peer {node}"
+    return f"the {node}"
+
+
+# The graph of the last round
+
+
+def topology_section(results: ReportResults) -> Section:
+    """Return one drawing for every distinct graph of the last round."""
+    groups: dict[tuple[str, ...], list[ComparisonRow]] = {}
+    for row in results.rows:
+        groups.setdefault(_graph_key(row.runs[0]), []).append(row)
+    figures = []
+    remarks = []
+    for group in groups.values():
+        drawn = _draw(group)
+        if isinstance(drawn, Figure):
+            figures.append(drawn)
+        else:
+            remarks.append(drawn)
+    section = Section("topology", "Topology")
+    if figures:
+        section.add(Figures(figures))
+    section.add(*remarks)
+    return section
+
+
+def _graph_key(run: RecordedRun) -> tuple[str, ...]:
+    """Return a key that rows with the same graph share; seed and topology determine it."""
+    if _is_silent(run):
+        return ("silent",)
+    key = [str(run.seed), str(run.config["peers"]), str(len(run.records))]
+    if _has_server(run):
+        return (SERVER, *key, str(run.config["method"]["cohort"]), *_cohort(run))
+    for setting, value in sorted(run.settings.items()):
+        if setting.startswith("topology."):
+            key.append(f"{setting}={value}")
+    return ("gossip", *key)
+
+
+def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
+    """Return a figure for rows with the same graph, or a sentence in its place."""
+    run = group[0].runs[0]
+    labels = join_and(labels_of(group))
+    if _is_silent(run):
+        return Remark(f"{labels}: no peer receives anything.")
+    if _has_server(run):
+        return _draw_server(run, labels)
+    try:
+        topology = _topology(run)
+    except ConfigError as problem:
+        return Remark(f"{labels}: {problem}")
+
+    neighbours = topology.online_neighbours(run.seed, len(run.records) - 1, run.roster)
+    links = sum(map(len, neighbours.values()))
+    if links > MAX_LINKS:
+        count = plural(links, "link")
+        return Remark(f"{labels}: {count} in {_last_round(run)}, too many to draw.")
+
+    example = ""
+    offline = []
+    for peer in run.roster:
+        if peer not in neighbours:
+            offline.append(peer)
+        elif neighbours[peer] and not example:
+            example = peer
+    note = f"{topology.name.capitalize()} topology in {_last_round(run)}: {_degrees(neighbours)}"
+    if example:
+        note += f"; highlighted: the neighbours of peer {example}"
+    if offline:
+        note += f"; hollow: {plural(len(offline), 'peer')} offline"
+    note += "."
+    if any(row.runs[0].method == "fedfomo" for row in group):
+        note += " FedFOMO may instead choose other peers whose models have helped."
+    graph = peer_graph(neighbours, run.roster, offline, example, f"{labels}. {note}")
+    return Figure(labels, graph, note)
+
+
+def _last_round(run: RecordedRun) -> str:
+    return f"round {len(run.records)} of seed {run.seed}"
+
+
+def _draw_server(run: RecordedRun, labels: str) -> Figure:
+    cohort = _cohort(run)
+    note = f"A server selects at most {plural(run.config['method']['cohort'], 'peer')} per round"
+    if cohort:
+        peers = plural(len(cohort), "peer")
+        note += f"; highlighted: the cohort of {_last_round(run)} ({peers})"
+    note += "."
+    star = server_star(SERVER, run.roster, cohort or None, f"{labels}. {note}")
+    return Figure(labels, star, note)
+
+
+def _cohort(run: RecordedRun) -> list[str]:
+    """Return the peers that exchanged data with the server in the last round, if recorded."""
+    traffic = run.records[-1].get("traffic", {})
+    return [peer for peer in run.roster if any(traffic.get(peer, ()))]
+
+
+def _is_silent(run: RecordedRun) -> bool:
+    return run.points[-1].wire_mb == 0
+
+
+def _has_server(run: RecordedRun) -> bool:
+    """Return whether the method has a cohort, as only server methods do."""
+    return type(run.config["method"].get("cohort")) is int
+
+
+def _topology(run: RecordedRun) -> Topology:
+    """Return the run's topology; a `ConfigError` says why it cannot be drawn."""
+    table = run.config.get("topology")
+    if not isinstance(table, dict) or table.get("name") not in TOPOLOGIES:
+        raise ConfigError("a custom topology, which cannot be drawn from the config.")
+    settings = dict(table)
+    name = settings.pop("name")
+    try:
+        topology = TOPOLOGIES[name](**settings)
+        topology.check(run.config["peers"])
+    except ConfigError as problem:
+        raise ConfigError(f"the config’s topology cannot be read. {problem}") from problem
+    return topology
+
+
+def _degrees(neighbours: Mapping[str, Sequence[str]]) -> str:
+    degrees = list(map(len, neighbours.values())) or [0]
+    if min(degrees) == max(degrees):
+        return f"every peer has {plural(degrees[0], 'neighbour')}"
+    return f"peers have {number_range(degrees)} neighbours"
