@@ -1,5 +1,4 @@
-"""The paper: its printed numbers (`tables()`, `errata()`), its experiments, and our results next to
-its results.
+"""The paper: its printed numbers (`tables()`, `errata()`), and its experiments with our results.
 
 Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via
 Decentralized Sparse Training", ICML 2022. Importing this package loads the printed numbers only.

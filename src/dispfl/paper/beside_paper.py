@@ -43,14 +43,12 @@ class PaperReference:
     """The part of the paper that a row of our results is compared with."""
 
     labels: Mapping[str, str]
-    """Data, partition, model, topology, method, density in the paper's names; drop probability;
-    variant."""
+    """Data, partition, model, topology, method and density in the paper's names; drop; variant."""
     printed: PrintedRow | None = None
     targets: Sequence[float] = ()
     """Our target accuracies, in the order of the paper's."""
     mean_mb: float | None = None
-    """A peer's download per round, where the paper prints the mean over nodes instead of the
-    busiest node."""
+    """A peer's mean download per round, where the paper does not print the busiest node's."""
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,10 @@ class ReproduceSettings(Settings):
 
     table: ClassVar[str] = "reproduce"
     shows: str | None = None
-    """The table or figure of the paper: `Table 1`; none where it only makes a claim, or where the
-    question is ours."""
+    """The table or figure of the paper: `Table 1`.
+
+    None where the paper only makes a claim, or where the question is ours.
+    """
     title: str
     """What it compares, in one sentence."""
     label: str | None = None
@@ -67,8 +69,7 @@ class ReproduceSettings(Settings):
     figure: Literal["costs", "curves", "drop", "groups", "masks", "sparsity"] | None = None
     """The figure to draw."""
     against: dict[str, str] = Field(default_factory=dict)
-    """The labels of the row that the others are compared with, where it is not the first of
-    Dis-PFL."""
+    """The labels of the row that the others are compared with, if not the first of Dis-PFL."""
     seeds: int = Field(default=1, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Approximate time of all runs on two cores, at laptop scale."""
@@ -85,8 +86,7 @@ class PaperRun:
 
     cell: GridRun
     labels: Mapping[str, str]
-    """Data, partition, model, topology, method, density in the paper's names; drop probability;
-    variant."""
+    """Data, partition, model, topology, method and density in the paper's names; drop; variant."""
     printed: PrintedRow | None
     """The row of the paper's table, where the paper prints numbers."""
     targets: tuple[float, ...]

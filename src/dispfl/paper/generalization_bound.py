@@ -65,8 +65,10 @@ class Premises:
     union_density: float
     """beta, the fraction of the weights that at least one peer keeps; not a peer's own density."""
     delta: float = 1e-10
-    """The probability that a step's privacy loss exceeds its bound. Over all steps it sums to about
-    T times as much."""
+    """The probability that a step's privacy loss exceeds its bound.
+
+    Over all steps it sums to about T times as much.
+    """
     delta_tilde: float = 1e-5
     """The probability that the sum of all steps' losses exceeds epsilon'."""
 

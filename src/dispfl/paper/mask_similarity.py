@@ -186,8 +186,7 @@ class RunMasks:
     """The number of rounds in the config."""
     peers: tuple[str, ...]
     groups: tuple[int, ...]
-    """The sizes of the groups with a common label distribution, in roster order; empty if there are
-    none."""
+    """The sizes of the groups with a common label distribution, in roster order; may be empty."""
     densities: tuple[float, ...]
     distances: Matrix
     similarities: Matrix | None
@@ -195,16 +194,16 @@ class RunMasks:
     correlation: Correlation | None
     """None if there is nothing to correlate."""
     between_groups: float | None
-    """Spearman's correlation over the pairs of different groups only: the part that groups do not
-    explain."""
+    """Spearman's correlation over pairs of different groups: the part that groups do not explain."""
     layers: tuple[LayerDensity, ...]
-    """Empty if the network is a user's own, or that of custom data, whose shape the run does not
-    record."""
+    """Empty if the run does not record the network's shape: a user's own, or one for custom data."""
     independent: float | None
     """The expected mean distance of independent masks with the same densities in every layer."""
     overlap: tuple[dict[str, float], ...]
-    """By round: the fraction of a peer's kept weights that a neighbour keeps too. Empty if not
-    recorded."""
+    """By round: the fraction of a peer's kept weights that a neighbour keeps too.
+
+    Empty if not recorded.
+    """
     channels: bool = False
     """Whether masks are of channels. Distances and densities are of weights in any case."""
 

@@ -58,8 +58,7 @@ class PrintedRow:
     model: str
     method: str
     density: float | tuple[float, ...] | None
-    """1 is dense; several values define peer groups of equal size; None where the paper does not
-    say."""
+    """1 is dense; several values are those of equal groups of peers; None if the paper is silent."""
     accuracy: PrintedNumber | None = None
     accuracy_std: PrintedNumber | None = None
     comm: PrintedNumber | None = None

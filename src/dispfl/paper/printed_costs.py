@@ -40,8 +40,10 @@ PEERS = 100
 NEIGHBOURS = 10
 BATCH = 128
 TOLERANCE = 0.005
-"""Costs agree within half a percent or one unit of the last printed digit, because the paper
-truncates digits."""
+"""Costs agree within half a percent or one unit of the last printed digit.
+
+The paper truncates digits.
+"""
 
 CostColumn = Literal["comm", "flops"]
 NO_CELLS = (UNKNOWN, UNKNOWN, "")

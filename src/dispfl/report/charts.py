@@ -86,8 +86,10 @@ class ChartSize:
 
 
 LARGE = ChartSize("large", 540, 320, 56, 14, 36, 54, y_ticks=5)
-"""Two fit side by side in a desktop window, one on a phone, where the style sheet enlarges its
-text."""
+"""Two fit side by side in a desktop window, one on a phone.
+
+On a phone, the style sheet enlarges its text.
+"""
 SMALL = ChartSize("small", 330, 200, 46, 8, 30, 40, y_ticks=4)
 """For several similar charts."""
 Range = tuple[float, float]

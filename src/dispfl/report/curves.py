@@ -51,7 +51,10 @@ def _figure_by_round(results: ReportResults, evaluated: Sequence[ComparisonRow])
         curves = _curves_of_run(evaluated[0])
         note = "The band is one standard deviation over peers."
         if len(curves) > 1:
-            note = f"{note[:-1]}; dashed: after mixing, before training."
+            note = (
+                "The band is one standard deviation over peers; dashed: after mixing, before"
+                " training."
+            )
     chart = line_chart(
         curves,
         "communication round",

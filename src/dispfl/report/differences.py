@@ -16,8 +16,10 @@ from dispfl.report.wording import number_range
 RESAMPLES = 5000
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer pairs than this, two equal methods differ in the same direction everywhere in more
-than 5 % of cases."""
+"""With fewer pairs than this, no interval is given.
+
+Two equal methods would differ in the same direction everywhere in more than 5 % of cases.
+"""
 
 
 class Verdict(StrEnum):

@@ -143,10 +143,10 @@ def _omit_uncommon_seeds(groups: dict[str, list[RecordedRun]]) -> dict[str, list
 
     Without any common seed all runs stay.
     """
-    seeds = {}
-    for label, group in groups.items():
-        seeds[label] = [run.seed for run in group]
-    common = set.intersection(*map(set, seeds.values()))
+    seeds_of_rows = []
+    for group in groups.values():
+        seeds_of_rows.append({run.seed for run in group})
+    common = set.intersection(*seeds_of_rows)
     omitted: dict[str, list[int]] = {}
     if not common:
         return omitted
@@ -181,7 +181,7 @@ def split_by_traffic(
 
 
 def silence_note(silent: Sequence[ComparisonRow], link: str = "") -> str:
-    """`Local sends nothing`, or `Local and Ours send nothing`; `link` precedes the verb."""
+    """`Local sends nothing`, `A and B send nothing`, or with a link `Local, which sends nothing`."""
     labels = join_and(labels_of(silent))
     if len(silent) == 1:
         return f"{labels}{link} sends nothing"

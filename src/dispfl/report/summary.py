@@ -216,9 +216,10 @@ def _flops_of_leader(
 def _single_row(results: ReportResults, row: ComparisonRow) -> Iterator[str]:
     """Yield the sentences of a page about one row."""
     measure = results.measure
-    after = f"After {plural(row.rounds, 'round')},"
+    rounds = plural(row.rounds, "round")
+    after = f"After {rounds},"
     if row.unfinished:
-        after = f"So far, a{after[1:]}"
+        after = f"So far, after {rounds},"
     if row.score is None:
         yield f"{after} {row.label} has not been evaluated in all its runs."
     else:
@@ -317,7 +318,7 @@ def _differing_seeds(results: ReportResults) -> Iterator[str]:
 
     seeds = {row.label: sorted(row.by_seed) for row in results.rows}
     if len(set(map(tuple, seeds.values()))) > 1:
-        yield (f"The rows have different seeds and therefore different data: {_seeds_text(seeds)}.")
+        yield f"The rows have different seeds and therefore different data: {_seeds_text(seeds)}."
 
     for row in results.rows:
         yield from _repeated_seeds(row)

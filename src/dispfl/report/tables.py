@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 NEEDED = 9
-"""Columns of this priority are dropped only where names that are folded into several lines leave no
-room for them."""
+"""Columns of this priority are dropped only where even folded names leave no room for them."""
 ALWAYS = 10
 """Columns of this priority are never dropped."""
 FOLDED = 12
