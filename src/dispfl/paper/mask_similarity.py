@@ -194,9 +194,9 @@ class RunMasks:
     correlation: Correlation | None
     """None if there is nothing to correlate."""
     between_groups: float | None
-    """Spearman's correlation over pairs of different groups: the part that groups do not explain."""
+    """Spearman's correlation over pairs of different groups: what groups do not explain."""
     layers: tuple[LayerDensity, ...]
-    """Empty if the run does not record the network's shape: a user's own, or one for custom data."""
+    """Empty if the run does not record the network's shape: a user's own, or for custom data."""
     independent: float | None
     """The expected mean distance of independent masks with the same densities in every layer."""
     overlap: tuple[dict[str, float], ...]
@@ -259,9 +259,9 @@ def compare_masks(path: Path) -> RunMasks:
     rounds = saved_rounds(path)
     states = personal_states(path)
     masks = [state.model.mask for state in states.values()]
-    kept = np.array([mask.kept for mask in masks])
+    kept_counts = np.array([mask.kept for mask in masks])
     [size] = {mask.size for mask in masks}
-    _check_masks(path, config, kept, size)
+    _check_masks(path, config, kept_counts, size)
 
     bits = np.stack(list(map(_weight_bits, masks)))
     distances = hamming_distances(bits) / size
@@ -281,7 +281,7 @@ def compare_masks(path: Path) -> RunMasks:
         planned=config["rounds"],
         peers=tuple(states),
         groups=groups,
-        densities=tuple((kept / size).tolist()),
+        densities=tuple((kept_counts / size).tolist()),
         distances=distances,
         similarities=similarities,
         correlation=correlation,

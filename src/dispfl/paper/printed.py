@@ -58,7 +58,7 @@ class PrintedRow:
     model: str
     method: str
     density: float | tuple[float, ...] | None
-    """1 is dense; several values are those of equal groups of peers; None if the paper is silent."""
+    """1 is dense; several are those of equal groups of peers; None if the paper does not say."""
     accuracy: PrintedNumber | None = None
     accuracy_std: PrintedNumber | None = None
     comm: PrintedNumber | None = None

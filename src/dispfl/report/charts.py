@@ -257,7 +257,10 @@ def line_chart(
     x_range, y_range = _ranges(curves, from_zero)
     frame = chart_frame(LARGE, x_range, y_range, x_label, y_label, whole_x=whole_x)
 
-    marks = [_band(frame, curve) for curve in curves if curve.spread]
+    marks = []
+    for curve in curves:
+        if curve.spread:
+            marks.append(_band(frame, curve))
     for curve in reversed(curves):  # the first of the legend is on top
         marks += _line(frame, curve)
     if x_word:

@@ -181,7 +181,7 @@ def split_by_traffic(
 
 
 def silence_note(silent: Sequence[ComparisonRow], link: str = "") -> str:
-    """`Local sends nothing`, `A and B send nothing`, or with a link `Local, which sends nothing`."""
+    """`Local sends nothing`; with the link `, which`: `Local, which sends nothing`."""
     labels = join_and(labels_of(silent))
     if len(silent) == 1:
         return f"{labels}{link} sends nothing"
