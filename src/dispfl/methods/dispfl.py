@@ -182,6 +182,7 @@ class DisPFL(Robust, GossipMethod):
         T = self.horizon or trainer.T
         alpha_t = prune_rate(min(trainer.t, T), T, self.alpha_0)
         if alpha_t == 0:
+            trainer.report.mask_change = 0.0
             return m_k
         gradient = None
         if self.regrow == "gradient":

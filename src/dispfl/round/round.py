@@ -242,7 +242,8 @@ def peer_step(
         trainer.network = network.for_mask(after.model.mask)
         if task.evaluate:
             _evaluate(context, trainer, after.model)
-        trainer.report.mask_change = _mask_change(after)
+        if trainer.report.mask_change is None:
+            trainer.report.mask_change = _mask_change(after)
     return StepResult(trainer.report, state=after)
 
 

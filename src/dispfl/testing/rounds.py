@@ -55,8 +55,11 @@ class PresetEngine(InProcess):
         """Set every peer's state."""
         self._states = PeerStates(self.context, self._states.checkpoints)
         for peer, state in states.items():
-            if peer != SERVER:
-                self._states.current[peer] = replace(state, upload=None)
+            if peer == SERVER:
+                continue
+            if state.upload is not None:
+                state = replace(state, upload=None)
+            self._states.current[peer] = state
         return self
 
     def add_finished(self, steps: Mapping[str, StepResult]) -> dict[str, StepResult]:
