@@ -16,6 +16,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import hamming, kept_count, kept_per_layer
 from dispfl.core.packed import PackedModel, WeightMask
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import erk_densities
 from dispfl.core.train import Trainer
@@ -50,6 +51,7 @@ def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
         return weights
 
     trainer: Any = SimpleNamespace(
+        report=Report(),
         peer="000",
         t=0,
         T=1,
