@@ -47,8 +47,9 @@ def run_package(example: ModuleType, data: list, settings: object) -> Run:
         RandomRegular(degree=given["degree"]),
         train=Train(**train),
         seed=given["seed"],
+        rounds=given["rounds"],
     )
-    return federation.run(given["rounds"], progress=False)
+    return federation.run(progress=False)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.2])
