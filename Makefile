@@ -8,7 +8,7 @@ BENCHMARKS = round_loop naive gossip_average robust_average prune_and_regrow pac
   kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving \
   channel_exchange channel_export channel_rounds membership private_memory
 
-.PHONY: demo test check reference docs bench fuzz clean
+.PHONY: demo test check reference messages docs bench fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
@@ -27,6 +27,13 @@ check: $(VENV)/.installed
 # The pages in docs/reference, from the settings and the commands themselves.
 reference: $(VENV)/.installed
 	$(BIN)/python -m dispfl.cli.reference docs/reference
+
+# tests/messages.json, the wording of all messages that tests expect; look at its difference.
+MESSAGES = build/messages
+messages: $(VENV)/.installed
+	rm -rf $(MESSAGES)
+	DISPFL_MESSAGES=$(MESSAGES) $(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	DISPFL_MESSAGES=$(MESSAGES) $(BIN)/python tests/shared/messages.py
 
 # The documentation site, in build/site; a broken link is an error.
 docs: $(VENV)/.installed

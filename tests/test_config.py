@@ -11,6 +11,7 @@ import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import refused
 
 from dispfl.config import compose, differing_keys, read_toml
 from dispfl.core.train import Train
@@ -296,9 +297,7 @@ def test_a_file_that_is_not_toml_is_a_sentence_that_says_where(
 ) -> None:
     file = tmp_path / "bad.toml"
     file.write_bytes(content)
-    with pytest.raises(
-        ConfigError, match=r"^The config file .*bad\.toml is not valid TOML: .*line \d.*\.$"
-    ):
+    with refused(ConfigError):
         read_toml(file)
 
 
@@ -393,8 +392,5 @@ def test_layers_to_keep_are_one_name_or_several_and_need_channels() -> None:
     for value, names in {"conv1": ("conv1",), "0": ("0",), "conv1,fc": ("conv1", "fc")}.items():
         method = compose({}, ["method.structure=channels", f"method.keep={value}"]).method
         assert method.keep == names  # type: ignore[attr-defined]
-    with pytest.raises(
-        ConfigError,
-        match=r"method\.keep is conv1, which needs method\.structure=channels; omit it\.",
-    ):
+    with refused(ConfigError, key="method.keep"):
         compose({}, ["method.keep=conv1"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl import Federation, Full, Local, Train
@@ -136,9 +137,7 @@ def test_an_experiment_holds_out_a_quarter_and_resumes_with_it(tmp_path: Path) -
 
 
 def test_more_global_test_samples_than_test_samples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        PartitionError, match="is 2001 but there are 2000 test samples; use at most 2000"
-    ):
+    with refused(PartitionError):
         run(["partition.global_test_samples=2001"], tmp_path / "run")
 
 
@@ -217,9 +216,7 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
 
 def test_a_wrong_number_of_parts_and_of_steps_is_refused(points: Points) -> None:
     pair = (points(4, 0), points(4, 1))
-    with pytest.raises(
-        ConfigError, match=r"unseen_peers\[0\] must be a pair \(training data, test data\), or"
-    ):
+    with refused(ConfigError, key="unseen_peers"):
         Federation(tiny_network, [pair], Local(), Full(), unseen_peers=[pair * 2])
-    with pytest.raises(ConfigError, match="unseen_steps must be at least 1, got 0"):
+    with refused(ConfigError, key="unseen_steps"):
         Federation(tiny_network, [pair], Local(), Full(), unseen_peers=[pair], unseen_steps=0)

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from messages import refused
 
 from dispfl import extras
 from dispfl.errors import ConfigError
@@ -36,7 +37,7 @@ def test_only_the_packages_that_a_feature_needs_are_required(
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else object())
     require("export", "Reading a .onnx file", "onnxruntime")
-    with pytest.raises(ConfigError, match="needs onnx, which"):
+    with refused(ConfigError):
         require("export", "A .onnx file")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -211,7 +212,7 @@ def test_init_with_buffers_starts_every_peer_from_those_buffers(pairs: list[Pair
 
 @pytest.mark.parametrize("wrong", [nn.Linear(4, 3), {"hidden.weight": torch.zeros(8, 4)}, {}])
 def test_an_init_that_does_not_fit_is_refused_at_once(pairs: list[Pair], wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="`init` does not fit the model: "):
+    with refused(ConfigError, key="init"):
         Federation(MyNet, pairs, init=wrong)
 
 
@@ -262,17 +263,15 @@ def test_resuming_with_other_settings_or_without_a_directory_is_refused(
     pairs: list[Pair], tmp_path: Path
 ) -> None:
     Federation(MyNet, pairs, train=QUICK, rounds=1).run(out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"was run with seed = 0, got 1; use the same to resume"):
+    with refused(ConfigError, key="seed"):
         Federation(MyNet, pairs, train=QUICK, seed=1, rounds=1).run(
             out=tmp_path / "run", resume=True
         )
-    with pytest.raises(
-        ConfigError, match=r"was run with rounds = 1, got 2 \(the prune rate depends on it, unless"
-    ):
+    with refused(ConfigError, key="rounds"):
         Federation(MyNet, pairs, train=QUICK, rounds=2).run(out=tmp_path / "run", resume=True)
-    with pytest.raises(ConfigError, match=r"resume=True needs the run directory: give it as out="):
+    with refused(ConfigError, key="out"):
         Federation(MyNet, pairs, train=QUICK, rounds=1).run(resume=True)
-    with pytest.raises(RunError, match="exists already"):
+    with refused(RunError):
         Federation(MyNet, pairs, train=QUICK, rounds=1).run(out=tmp_path / "run")
 
 
@@ -288,7 +287,7 @@ def test_an_error_in_a_users_network_unlocks_the_run_directory(
             return super().forward(x)
 
     fed = Federation(Sometimes, pairs, train=QUICK, rounds=1)
-    with pytest.raises(RunError, match=r"Sometimes\.forward .* raised ZeroDivisionError: mine"):
+    with refused(RunError):
         fed.run(tmp_path / "run")
     switch["broken"] = False
     assert len(fed.run(tmp_path / "run", resume=True).accuracy) == 6
@@ -517,14 +516,14 @@ def test_rounds_may_be_a_numpy_integer(pairs: list[Pair]) -> None:
 
 
 def test_a_model_that_does_not_return_new_modules_is_refused(pairs: list[Pair]) -> None:
-    with pytest.raises(ConfigError, match=r"give MyNet, not MyNet\(\.\.\.\)"):
+    with refused(ConfigError, key="model"):
         Federation(model=MyNet(), peers=pairs)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"give lambda: Linear\(\.\.\.\), not Linear\(\.\.\.\)"):
+    with refused(ConfigError, key="model"):
         Federation(model=torch.nn.Linear(2, 2), peers=pairs)  # type: ignore[arg-type]
     net = MyNet()
-    with pytest.raises(ConfigError, match="the same module twice"):
+    with refused(ConfigError):
         Federation(model=lambda: net, peers=pairs, train=QUICK, rounds=1).run()
-    with pytest.raises(ConfigError, match="lazy parameters"):
+    with refused(ConfigError):
         Federation(model=lambda: nn.LazyLinear(3), peers=pairs, train=QUICK, rounds=1).run()
 
 
@@ -610,12 +609,12 @@ def test_the_command_line_refuses_to_resume_a_run_made_in_python(
     pairs: list[Pair], tmp_path: Path
 ) -> None:
     Federation(model=MyNet, peers=pairs, train=QUICK, rounds=1).run(out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="made in Python"):
+    with refused(ConfigError):
         compose(read_config(tmp_path / "run"))
 
 
 def test_an_unavailable_device_is_refused_at_once(pairs: list[Pair]) -> None:
-    with pytest.raises(ConfigError, match="device is 'abacus', which this machine"):
+    with refused(ConfigError, key="device"):
         Federation(model=MyNet, peers=pairs, device="abacus")
 
 
@@ -742,9 +741,9 @@ def test_an_experiment_runs_with_and_without_a_directory_and_is_resumed_there(
     assert saved.split is not None
     assert alone.split.train[2].equal(saved.split.train[2])
     assert bits(experiment.run(tmp_path / "run", resume=True)) == bits(alone)
-    with pytest.raises(RunError, match="exists already"):
+    with refused(RunError):
         experiment.run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="resume=True needs the run directory"):
+    with refused(ConfigError, key="out"):
         experiment.run(resume=True)
 
 
@@ -809,7 +808,7 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(
             name in byzantine
         )
     assert len(run.summary["weights_sha256"]) == 6
-    with pytest.raises(ConfigError, match=r"was run with (data_sha256|attack)|data are not those"):
+    with refused(ConfigError):
         Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1, rounds=2).run(
             out=tmp_path, resume=True
         )
@@ -864,7 +863,7 @@ def test_a_run_is_not_resumed_with_another_evaluation_of_training_data(
     pairs: list[Pair], tmp_path: Path
 ) -> None:
     Federation(MyNet, pairs, Local(), Full(), train=QUICK, rounds=1).run(out=tmp_path)
-    with pytest.raises(ConfigError, match="was run with eval_train = False, got True"):
+    with refused(ConfigError, key="eval_train"):
         Federation(MyNet, pairs, Local(), Full(), train=QUICK, eval_train=True, rounds=2).run(
             out=tmp_path, resume=True
         )

@@ -4,7 +4,7 @@
     ├── Simulation       a simulated run: workers, engine, attack, ...; the keywords of `Federation`
     └── NamedSettings    a run whose data and model are settings too
         ├── Experiment   both: a complete description of a simulated run; the keys of a config file
-        └── SiteConfig   a real site (`dispfl.peer.site_config`)
+        └── SiteConfig   a real site (`dispfl.peer.setup.site_config`)
 
 A table may be given by name alone (`method="dispfl"`). Every key has a default; the defaults
 together are the demo. `config.py` makes an experiment from a TOML file and overrides.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl import DisPFL, Federation, Full, Metric, Run, Train
@@ -270,7 +271,7 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model has buffers")
         expected = federation(rounds=3).run()
-        with pytest.raises(RunError, match=r"loss .* raised StoppedError"):
+        with refused(RunError):
             federation(loss=loss, metric="accuracy", rounds=3).run(out=tmp_path / "run")
         resumed = federation(rounds=3).run(out=tmp_path / "run", resume=True)
     for name, state in expected.states.items():
@@ -361,7 +362,5 @@ def test_a_run_is_not_resumed_with_another_structure(tmp_path: Path) -> None:
     other = Federation(
         normalized, peers, DisPFL(density=0.6), Full(), train=QUICK, metric=CONFIDENCE, rounds=2
     )
-    with pytest.raises(
-        ConfigError, match=r"was run with method = .*'structure': 'channels'.*, got .*'weights'"
-    ):
+    with refused(ConfigError, key="method"):
         other.run(out=tmp_path / "run", resume=True)

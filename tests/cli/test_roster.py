@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from messages import refused
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
@@ -77,9 +78,7 @@ def test_a_site_accepts_a_roster_once_and_removal_revokes(folder: Path) -> None:
     )
     assert readable_fingerprint(Site.open(folder / "bob").identity.fingerprint)[0] in added
     assert "Signed by ann; 1 more" in sign(folder, "ann")
-    with pytest.raises(
-        RosterError, match=r"is signed by 1 of the 2 administrators that it needs \(ann\)"
-    ):
+    with refused(RosterError):
         peer("accept", alice, roster)
     assert "Signed by ann, ben; it is complete" in sign(folder, "ben")
     shown = json.loads(peer("roster", "show", roster, "--json"))
@@ -145,11 +144,9 @@ def test_a_site_that_is_not_on_the_roster_is_told(folder: Path) -> None:
 
 def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path) -> None:
     roster, pub = folder / "hearts.roster", str(folder / "ann.pub")
-    with pytest.raises(RosterError, match=r"hearts\.roster exists; choose another file"):
+    with refused(RosterError):
         peer("roster", "init", roster, "--federation", "hearts", "--threshold", "1", "--admin", pub)
-    with pytest.raises(
-        ConfigError, match="--threshold must be from 1 to 1, the administrators, got 2"
-    ):
+    with refused(ConfigError, key="--threshold"):
         peer(
             "roster",
             "init",
@@ -161,7 +158,7 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
             "--admin",
             pub,
         )
-    with pytest.raises(ConfigError, match="Two administrators have the same name"):
+    with refused(ConfigError):
         peer(
             "roster",
             "init",
@@ -194,21 +191,19 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
                 "--admin",
                 word,
             )
-    with pytest.raises(ConfigError, match=r"'eve\.invite' is neither an invite, .* nor a file"):
+    with refused(ConfigError):
         peer("roster", "add", roster, "eve.invite")
-    with pytest.raises(RosterError, match=r"ann\.key exists"):
+    with refused(RosterError):
         peer("roster", "key", folder / "ann.key", "--name", "ann")
-    with pytest.raises(RosterError, match=r"ann\.pub does not hold an administrator's key"):
+    with refused(RosterError):
         peer("roster", "sign", roster, "--key", pub)
-    with pytest.raises(RosterError, match=r"nowhere cannot be read"):
+    with refused(RosterError):
         peer("roster", "show", tmp_path / "nowhere")
     assert (folder / "ann.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_administrators_key_that_others_can_read_signs_nothing(folder: Path) -> None:
     (folder / "ann.key").chmod(0o644)
-    with pytest.raises(
-        IdentityError, match=r"ann\.key is readable by other users of this machine; run: chmod 600"
-    ):
+    with refused(IdentityError):
         sign(folder, "ann")
     assert "Not signed yet" in peer("roster", "show", folder / "hearts.roster")

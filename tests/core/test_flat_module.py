@@ -1,7 +1,7 @@
 """The flat module: its parameters and gradients are views into two flat vectors."""
 
-import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
@@ -66,14 +66,12 @@ def test_frozen_parameters_are_left_out_and_unchanged() -> None:
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     for module in (nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)):
-        with pytest.raises(
-            ConfigError, match=r"no trainable parameters: at least one must have requires_grad=True"
-        ):
+        with refused(ConfigError):
             FlatModule(module)
 
 
 def test_a_float64_model_is_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match=r"must be float32, got torch\.float64: call \.float\(\)"):
+    with refused(ConfigError):
         FlatModule(nn.Linear(2, 2).double())
 
 

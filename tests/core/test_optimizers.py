@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -231,9 +232,7 @@ def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to
     start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     if keep:
-        with pytest.raises(
-            ConfigError, match=r"'history' has the shape \(2, \d+\).*Use train\.keep_moments=false"
-        ):
+        with refused(ConfigError, key="train.keep_moments"):
             trainer.learn(start, ones)
     else:
         assert not trainer.learn(trainer.learn(start, ones), ones).equal(start)
@@ -245,16 +244,11 @@ def test_what_is_no_optimizer_of_the_weights_is_refused(
     trainer = trainer_for(make_context(optimizer=lambda weights, layout: None))
     start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
-    with pytest.raises(
-        ConfigError, match=r"`optimizer` must return a torch\.optim\.Optimizer, got NoneType\."
-    ):
+    with refused(ConfigError, key="optimizer"):
         trainer.learn(start, ones)
     other = torch.zeros(3, requires_grad=True)
     trainer = trainer_for(make_context(optimizer=lambda weights, layout: torch.optim.SGD([other])))
-    with pytest.raises(
-        ConfigError,
-        match=r"other parameters than the flat weights.*torch\.optim\.Adam\(\[weights\]\)",
-    ):
+    with refused(ConfigError, key="optimizer"):
         trainer.learn(start, ones)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -183,9 +184,7 @@ def test_the_reported_loss_is_the_mean_over_steps(make_trainer: Callable[..., Tr
 
 def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
     trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
-    with pytest.raises(
-        NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"
-    ):
+    with refused(NonFiniteError):
         trainer.learn(torch.ones(67), torch.ones(67, dtype=torch.bool))
     assert trainer.report.train_loss is None
 
@@ -194,9 +193,7 @@ def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(
     make_trainer: Callable[..., Trainer], net: Net
 ) -> None:
     trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
-    with pytest.raises(
-        NonFiniteError, match=r"^Peer 001, round 3: the gradient became infinite or nan"
-    ):
+    with refused(NonFiniteError):
         trainer.gradient(torch.ones(67))
 
 

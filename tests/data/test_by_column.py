@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from PIL import Image
 
 from dispfl.config import compose
@@ -161,9 +162,7 @@ def test_a_column_that_cannot_be_used_is_refused(
 
 
 def test_data_without_columns_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"partition=by_column needs a table with that column: give data\.path"
-    ):
+    with refused(ConfigError, key="partition"):
         experiment("partition.column=site")
 
 
@@ -263,5 +262,5 @@ def test_a_data_set_that_cannot_be_used_is_refused(
 def test_a_folder_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     settings = compose({}, ["peers=1", "topology=full", f"data.hub={tmp_path / 'empty'}"])
-    with pytest.raises(DataError, match=r"^data\.hub .*empty cannot be loaded: "):
+    with refused(DataError):
         load_dataset(settings.data)

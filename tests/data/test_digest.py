@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from messages import refused
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -101,9 +102,7 @@ def test_a_python_resume_with_other_data_is_refused(points: Points, tmp_path: Pa
 
     run(0.0, resume=False)
     run(0.0, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"^The peers' data are not those that .*run was run with; use the same"
-    ):
+    with refused(ConfigError, key="peers"):
         run(0.5, resume=True)
 
 
@@ -128,12 +127,10 @@ def test_the_command_line_refuses_other_inputs_with_the_same_labels(tmp_path: Pa
     experiment.run(tmp_path / "run")
     experiment.run(tmp_path / "run", resume=True)
     table(1.0)
-    with pytest.raises(
-        RunError, match=r"is not the one that .* was run with: its samples differ\."
-    ):
+    with refused(RunError):
         experiment.run(tmp_path / "run", resume=True)
     table(0.0, 30)
-    with pytest.raises(RunError, match=r"its number of samples differs\."):
+    with refused(RunError):
         experiment.run(tmp_path / "run", resume=True)
 
 
@@ -167,5 +164,5 @@ def test_data_without_the_rows_of_any_part_of_the_split_are_refused(
         4000  # the bundled sample has 4,000 training samples, and half as many test samples
     )
     safetensors.torch.save_file(split, file, metadata)
-    with pytest.raises(RunError, match=r"its number of samples differs\."):
+    with refused(RunError):
         experiment.run(tmp_path / "run", resume=True)

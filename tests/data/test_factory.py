@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.data.custom import load_custom
 from dispfl.data.datasets import CustomData
@@ -194,9 +195,7 @@ def test_a_dataset_is_not_read_completely_before_its_labels_are_needed(
 ) -> None:
     code(DATASET.replace("k % 2", "k"))
     data = loaded(site, classes=["a", "b", "c"])
-    with pytest.raises(
-        DataError, match=r"training data have the label 5, but data\.classes lists 3 classes"
-    ):
+    with refused(DataError):
         _ = data.train_labels
 
 

@@ -359,7 +359,7 @@ def test_missing_rights_are_not_damage(saved: Checkpoints) -> None:
     with as_another_user():
         for read in (lambda: saved.load(1), saved.finished_rounds):
             with pytest.raises(
-                RunError, match=r"cannot be read: Permission denied\. Nothing was changed"
+                RunError, match="cannot be read: Permission denied\\. Nothing was changed"
             ) as caught:
                 read()
             assert not isinstance(caught.value, DamagedError)

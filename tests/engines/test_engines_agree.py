@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor
 
 from dispfl import DisPFL, Federation, Full, Train, extras
@@ -364,9 +365,7 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_a_sentence(
     )  # type: ignore[arg-type]
     assert here.summary["weights_sha256"] == there.summary["weights_sha256"]
     assert there.out is None
-    with pytest.raises(
-        RunError, match=r"Peer 00\d, round 0: failing \(.*\) raised ZeroDivisionError: not mine\."
-    ):
+    with refused(RunError):
         Federation(
             network, peers, engine="ray", loss=failing, metric="accuracy", **made, rounds=1
         ).run()
@@ -377,10 +376,7 @@ def test_a_run_directory_that_workers_cannot_see_is_one_sentence(tmp_path: Path)
 
     with closing(RayEngine(a_context(tiny()), 1, Checkpoints(tmp_path / "here"))) as engine:
         shutil.rmtree(tmp_path / "here")
-        with pytest.raises(
-            ConfigError,
-            match=r"does not see .*here. On a cluster the run directory \(--out\) must be",
-        ):
+        with refused(ConfigError):
             engine.restore(0)
 
 
@@ -395,8 +391,5 @@ def test_more_workers_than_cores_cause_a_warning_that_they_wait(
 
 def test_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError,
-        match=r"engine=ray needs ray, which is not installed: pip install 'dispfl\[ray\]'",
-    ):
+    with refused(ConfigError):
         tiny("engine=ray")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from messages import refused
 from rounds import FinishedRound
 from torch import Tensor, nn
 
@@ -355,9 +356,7 @@ def test_an_exception_in_a_users_data_is_the_cause_of_a_sentence_and_the_engine_
     before = threading.active_count()
     with closing(InProcess(context, 2)) as engine:
         engine.restore(0)
-        with pytest.raises(
-            RunError, match=r"^Peer \d+, round 0: .* raised UserError: cannot be read\.$"
-        ) as raised:
+        with refused(RunError) as raised:
             list(engine.run_tasks(tasks))
         assert isinstance(raised.value.__cause__, UserError)
         broken = False
@@ -396,7 +395,7 @@ def test_vmap_peers_is_refused_with_ray_and_below_one(
     pair = (points(20, 0), points(10, 1))
     with pytest.raises(ConfigError, match=sentence):
         Federation(net, [pair, pair], vmap_peers=4, engine="ray")
-    with pytest.raises(ConfigError, match="vmap_peers must be at least 1, got 0"):
+    with refused(ConfigError, key="vmap_peers"):
         Federation(net, [pair, pair], vmap_peers=0)
 
 
@@ -417,9 +416,7 @@ def test_a_run_is_resumed_with_the_same_vmap_peers_only(
 
     run = federation(3).run(out=tmp_path / "new")
     assert federation(3).run(out=tmp_path / "new", resume=True).accuracy == run.accuracy
-    with pytest.raises(
-        ConfigError, match="was run with vmap_peers = 3, got 1; use the same to resume"
-    ):
+    with refused(ConfigError, key="vmap_peers"):
         federation(1).run(out=tmp_path / "new", resume=True)
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.errors import ConfigError
 from dispfl.export.card import Card
@@ -90,12 +91,12 @@ def test_a_custom_network_may_have_images_that_are_not_square() -> None:
 
 @pytest.mark.parametrize("text", ["[0.5", "[" * 100_000, ""])
 def test_broken_json_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"std must be JSON, got '"):
+    with refused(ConfigError, key="std"):
         Card.from_strings({**a_card().to_strings(), "std": text})
 
 
 def test_metadata_without_classes_is_not_a_card() -> None:
-    with pytest.raises(ConfigError, match=r"It has no card, so `dispfl export` did not write it."):
+    with refused(ConfigError):
         Card.from_strings({"format": "pt"})
 
 

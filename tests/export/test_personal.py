@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from torch import nn
 
 from dispfl import Federation, Full
@@ -95,7 +96,7 @@ def test_a_run_trained_on_another_device_is_exported_on_this_one(
 
 def test_a_run_without_a_complete_round_is_refused(copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(RunError, match="has no complete checkpoint"):
+    with refused(RunError):
         personal_model(copy, "0")
 
 
@@ -108,16 +109,14 @@ def test_fine_tuning_needs_the_runs_split_and_does_not_change_threads_and_random
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
     (path / SPLIT).unlink()
-    with pytest.raises(RunError, match=r"run has no split.safetensors with each peer's samples"):
+    with refused(RunError):
         personal_model(path, "0")
 
 
 def test_a_checkpoint_of_another_network_is_refused(copy: Path) -> None:
     config = copy / "config.toml"
     config.write_text(config.read_text().replace('name = "cnn"', 'name = "resnet18"'))
-    with pytest.raises(
-        RunError, match=r"The checkpoint has 105,962 weights; the run's network has 11,172,810"
-    ):
+    with refused(RunError):
         personal_model(copy, "0")
 
 
@@ -127,13 +126,7 @@ def test_a_federation_made_in_python_is_exported_there(tmp_path: Path) -> None:
     Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full(), rounds=1).run(
         out=tmp_path / "own"
     )
-    with pytest.raises(
-        RunError,
-        match=(
-            r"own was made in Python, .*formats\.save_model\(run\.model\(1\), Card\(\.\.\.\),"
-            r" PATH\)"
-        ),
-    ):
+    with refused(RunError):
         personal_model(tmp_path / "own", "1")
 
 
@@ -160,7 +153,7 @@ def test_class_names_are_read_from_the_data_where_the_catalogue_has_none(
         tmp_path / "run", "data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid"
     )
     moved = hundred_classes.rename(tmp_path / "moved")
-    with pytest.raises(DataError, match="The files of cifar100 were not found"):
+    with refused(DataError):
         personal_model(path, "0")
     card = personal_model(path, "0", data_dir=moved).card
     assert (card.classes[0], card.classes[99], card.shape) == ("kind-0", "kind-99", (3, 32, 32))
@@ -180,7 +173,5 @@ def test_fine_tuning_on_other_data_than_the_runs_is_refused(
     images = bytearray((hundred_classes / "train.bin").read_bytes())
     images[1 :: 2 + 3 * 32 * 32] = bytes(reversed(images[1 :: 2 + 3 * 32 * 32]))  # the fine labels
     (hundred_classes / "train.bin").write_bytes(images)
-    with pytest.raises(
-        RunError, match=r"cifar100 is not the one that .*run was run with: its labels differ\."
-    ):
+    with refused(RunError):
         personal_model(path, "0")

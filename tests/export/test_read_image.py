@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from PIL import Image
 
 from dispfl.errors import DataError
@@ -72,9 +73,7 @@ def test_transparent_areas_are_black(tmp_path: Path) -> None:
 
 def test_more_than_eight_bits_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "deep.png", "I;16", (1, 1), 40_000)
-    with pytest.raises(
-        DataError, match=r"deep.png cannot be read: more than 8 bits per channel; save it with 8\."
-    ):
+    with refused(DataError):
         read_image(path, (1, 1, 1))
 
 
@@ -96,7 +95,7 @@ def test_a_missing_file_a_folder_and_a_text_file_are_refused(tmp_path: Path) -> 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     content = save(tmp_path / "whole.png", "L", (30, 30), *range(30 * 30)).read_bytes()
     (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"The image .*cut.png cannot be read: "):
+    with refused(DataError):
         read_image(tmp_path / "cut.png", (1, 30, 30))
 
 
@@ -108,14 +107,10 @@ def test_an_image_that_is_too_large_is_refused(
 ) -> None:
     path = save(tmp_path / "large.png", "L", (3, 3), *range(9))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", allowed)
-    with pytest.raises(
-        DataError, match=r"large.png cannot be read: too large; make it smaller first\."
-    ):
+    with refused(DataError):
         read_image(path, (1, 3, 3))
 
 
 def test_a_model_of_four_channels_does_not_take_image_files(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"The model needs images of 4 channels; image files have 1 or 3."
-    ):
+    with refused(DataError):
         read_image(tmp_path / "any.png", (4, 1, 1))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from messages import refused
 from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -363,5 +364,5 @@ def test_a_card_that_declares_huge_images_needs_no_memory(
     safetensors.torch.save_file(
         safetensors.torch.load_file(path), path, card.to_strings() | {NORM_GROUPS: GOOD}
     )
-    with pytest.raises(DataError, match="Its layers do not fit together"):
+    with refused(DataError):
         load_model(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from typer.testing import CliRunner, Result
 
 from dispfl.cli import app
@@ -216,9 +217,7 @@ def test_arrays_without_names_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "model=mlp",
     ]
     ExperimentRun.create(compose({"data": {"path": "signals.npz"}}, words), tmp_path / "run").run()
-    with pytest.raises(
-        ConfigError, match=r"models for images and tables, but these inputs have shape \[5\]"
-    ):
+    with refused(ConfigError):
         personal_model(tmp_path / "run", "1")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from messages import refused
 from torch import nn
 
 from dispfl.core.layout import Layout
@@ -63,14 +64,12 @@ def test_images_in_channels_last_memory_give_the_same_outputs() -> None:
 
 
 def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"model\.name 'resnet' does not exist\. Did you mean resnet18\?"
-    ):
+    with refused(ConfigError, key="model.name"):
         Model(name="resnet")
 
 
 def test_vgg_refuses_images_too_small_for_five_poolings() -> None:
-    with pytest.raises(ConfigError, match="vgg11 needs images of at least 32x32, got 28x28"):
+    with refused(ConfigError, key="model"):
         Model(name="vgg11").build(1, 10, 28)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl import paper
 from dispfl.config import differing_keys
@@ -165,17 +166,12 @@ def test_the_parts_differ_from_dispfl_in_one_setting_each() -> None:
 
 
 def test_an_experiment_of_another_scale_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^little-data exists at desktop scale only: add --scale desktop\.$"
-    ):
+    with refused(ConfigError, key="--scale"):
         find_experiment("little-data", "laptop")
 
 
 def test_settings_that_make_variants_cannot_be_overridden() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"parts varies method.warm_up itself, so method.warm_up=false cannot be set",
-    ):
+    with refused(ConfigError, key="method.warm_up"):
         runs("parts", "laptop", overrides=["method.warm_up=false"])
     assert {
         run.cell.experiment.rounds for run in runs("parts", "laptop", overrides=["rounds=2"])
@@ -339,18 +335,13 @@ def test_an_experiment_is_found_by_its_name_and_by_its_table() -> None:
         find_experiment(name, "laptop").name
         for name in ("topologies-cifar10", "table-2", "Table 2", "table2")
     } == {"topologies-cifar10"}
-    with pytest.raises(
-        ConfigError, match=r"There is no experiment 'sparsty'. Did you mean sparsity\?"
-    ):
+    with refused(ConfigError):
         find_experiment("sparsty", "laptop")
 
 
 def test_a_config_for_dispfl_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("rounds = 3\n")
-    with pytest.raises(
-        ConfigError,
-        match=r"own.toml has no table \[reproduce\]; run a plain config with dispfl run",
-    ):
+    with refused(ConfigError):
         find_experiment(str(tmp_path / "own.toml"), "laptop")
 
 
@@ -381,18 +372,11 @@ def test_only_selects_the_union_within_a_label_and_the_intersection_across_label
 
 
 def test_a_key_that_an_experiment_varies_cannot_be_overridden() -> None:
-    with pytest.raises(
-        ConfigError, match="sparsity varies method itself, so method=local cannot be set"
-    ):
+    with refused(ConfigError, key="method"):
         runs("sparsity", "laptop", overrides=["method=local"])
-    with pytest.raises(
-        ConfigError, match=r"main varies data itself, so data.name=mnist cannot be set"
-    ):
+    with refused(ConfigError, key="data"):
         runs("main", "paper", overrides=["data.name=mnist"])
-    with pytest.raises(
-        ConfigError,
-        match=r"sparsity varies method.density itself, so method.density=0.1 cannot be set",
-    ):
+    with refused(ConfigError, key="method.density"):
         runs("sparsity", "laptop", overrides=["method.density=0.1"])
     found = runs(
         "main",
@@ -409,9 +393,7 @@ def test_an_unknown_table_label_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         '[reproduce]\nshows = "Table 4"\ntitle = "Mine."\nlabel = "tab:spars"\n'
     )
-    with pytest.raises(
-        ConfigError, match=r"reproduce.label 'tab:spars' does not exist. Did you mean tab:spa\?"
-    ):
+    with refused(ConfigError, key="reproduce.label"):
         read_experiment(tmp_path / "own.toml").runs(OUT)
 
 
@@ -423,9 +405,7 @@ def test_an_override_applies_to_runs_with_its_key_and_is_refused_if_none_has_it(
     assert [topology.name for topology in found] == ["random", *["full"] * 5]
     assert isinstance(found[0], RandomRegular)
     assert found[0].degree == 3
-    with pytest.raises(
-        ConfigError, match=r"Unknown key topology.degre. Did you mean topology.degree\?"
-    ):
+    with refused(ConfigError, key="topology.degre"):
         runs("drop", "laptop", overrides=["topology.degre=3"])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from PIL import Image
 
 from dispfl.core.packed import PackedModel, WeightMask
@@ -359,10 +360,10 @@ def test_the_noise_of_a_run_is_used_if_it_has_any(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_or_without_a_finished_round_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is not a run directory: it has no config\.toml"):
+    with refused(RunError):
         premises_of_run(tmp_path)
     RunDirectory.create(tmp_path / "begun", {"rounds": 3, "made_in_python": True}).close()
-    with pytest.raises(RunError, match="has no complete checkpoint"):
+    with refused(RunError):
         premises_of_run(tmp_path / "begun")
 
 
@@ -391,10 +392,8 @@ def test_the_axes_are_labelled(tmp_path: Path) -> None:
 
 
 def test_invalid_figures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--plot must end in \.png, \.pdf, \.svg, got 'bound\.gif'\."
-    ):
+    with refused(ConfigError, key="--plot"):
         plot_bound(USEFUL, tmp_path / "bound.gif")
-    with pytest.raises(ConfigError, match="--plot has nothing to draw"):
+    with refused(ConfigError, key="--plot"):
         plot_bound(replace(USEFUL, noise=1e-300), tmp_path / "bound.png")
     assert not list(tmp_path.iterdir())

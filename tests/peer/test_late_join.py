@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from messages import refused
 from simulated_world import LIMIT, METHOD, FakeTraining, World, reliable
 
 from dispfl.core.packed import PackedModel
@@ -49,7 +50,7 @@ def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(
     model = decode_model(codec, message, own.next_mask)
     check_norm(model, model_norm(own.model), "000")
     if (name, structure) in (("mlp", "weights"), ("vgg11", "weights"), ("resnet18", "weights")):
-        with pytest.raises(MessageError, match="more than 10 times"):
+        with refused(MessageError):
             check_norm(world.start["000"].model, 0.0, "000")  # against a model that is still empty
     state = joining_state(world.context.method, own, {"000": model})
     assert state.model.mask.unpack().equal(own.next_mask.unpack())
@@ -186,7 +187,7 @@ def test_weights_that_are_all_zero_are_neither_sent_nor_accepted() -> None:
     zero = PackedModel(
         torch.zeros_like(world.start["002"].model.values), world.start["002"].model.mask
     )
-    with pytest.raises(MessageError, match="002's weights are all zero"):
+    with refused(MessageError):
         check_norm(zero, 1.0, "002")
     check_norm(
         PackedModel.pack(torch.ones(3), torch.zeros(3, dtype=torch.bool)), 1.0, "002"

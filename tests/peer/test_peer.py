@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl import Peer
 from dispfl.errors import ConfigError, RunError
@@ -126,14 +127,14 @@ def test_stop_gives_up_after_its_timeout(
     alice = make_peer("alice")
     alice.site.run_folder.mkdir()
     monkeypatch.setattr(type(alice.site), "is_running", lambda site: True)
-    with pytest.raises(RunError, match=r"The node of alice still runs after 0\.2 s"):
+    with refused(RunError):
         alice.stop(timeout=0.2)
 
 
 def test_a_site_without_members_does_not_start_unless_it_may_train_alone(
     make_peer: MakePeer,
 ) -> None:
-    with pytest.raises(RunError, match="has accepted no other site and would train alone"):
+    with refused(RunError):
         make_peer("alice").run()
 
 
@@ -147,9 +148,9 @@ def test_settings_come_from_a_file_and_overrides_take_precedence(tmp_path: Path)
     settings = Peer.open(str(tmp_path / "alice")).site.config()
     assert (settings.rounds, settings.seed) == (7, 4)
     assert "Peer('alice', federation='dispfl', in " in repr(alice)
-    with pytest.raises(ConfigError, match="peers is for simulated runs"):
+    with refused(ConfigError, key="peers"):
         Peer.create(tmp_path / "bob", name="bob", listen=listen, config={"peers": 8})
-    with pytest.raises(RunError, match="is not a site"):
+    with refused(RunError):
         Peer.open(tmp_path / "carol")
 
 
@@ -160,5 +161,5 @@ def test_an_invite_from_outside_the_allowed_networks_is_refused(
     site_toml = alice.folder / "site.toml"
     text = site_toml.read_text()
     site_toml.write_text(text.replace("allow_networks = []", 'allow_networks = ["10.0.0.0/8"]'))
-    with pytest.raises(InviteError, match="is not in allow_networks of"):
+    with refused(InviteError):
         Peer.open(alice.folder).accept(bob.invite())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 from small_disk import SmallDisk
 
 from dispfl.core.metric import Metric
@@ -178,7 +179,7 @@ def test_an_unwritable_status_hides_no_error_and_keeps_no_lock(
             (alice.run_folder / STATUS).mkdir()  # a folder cannot be replaced by a file
             raise RunError("The first error.")
 
-    with pytest.raises(RunError, match=r"^The first error\.$"):
+    with refused(RunError):
         asyncio.run(story())
     assert not alice.is_running()
     assert "status.json could not be written" in str(dict(recorder)["problem"]["detail"])
@@ -199,10 +200,7 @@ def test_a_run_is_not_resumed_with_another_density(make_site: Callable[[str], Si
     for _ in range(2):
         asyncio.run(start())
     file.write_text(file.read_text().replace("\ndensity = 0.5", "\ndensity = 0.3"))
-    with pytest.raises(
-        RunError,
-        match=r"run was started with method\.density=0\.5, and now it is 0\.3: .*Undo that, or",
-    ):
+    with refused(RunError):
         asyncio.run(start())
     site = Site.open(alice.folder)
     found = check_run(site, local_setup(site), {}, running=False)
@@ -283,11 +281,9 @@ def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_
         async with transfer_to_bob(alice, bob, recorder) as (node, other, transfer):
             Site.open(alice.folder).members.revoke("bob")  # as in another process
             async with asyncio.timeout(PATIENCE):
-                with pytest.raises(Unreachable, match="the connection broke"):
+                with refused(Unreachable):
                     await transfer
-                with pytest.raises(
-                    Unreachable, match="alice may not have accepted our certificate"
-                ):
+                with refused(Unreachable):
                     await other.client.transport.request("alice", Request("model", {}))
             assert node.ctx.guard.refused["unknown"]["unknown-certificate"] == 1
             assert "bob" not in node.ctx.guard.refused  # no request of it was read
@@ -310,7 +306,7 @@ def test_a_revoked_members_transfer_is_cut_also_where_no_tls_context_can_be_made
             assert "No space left" in str((await recorder.until("problem"))["detail"])
             done, _ = await asyncio.wait([transfer], timeout=5)
             assert done == {transfer}
-            with pytest.raises(Unreachable, match="the connection broke"):
+            with refused(Unreachable):
                 await transfer
             assert recorder.events.count("revoked") == 1
 
@@ -359,10 +355,7 @@ def test_a_new_address_of_a_member_is_logged_and_not_used_outside_the_allowed_ne
             await node.ctx.compute(lambda: node.ctx.membership.merge([record]))
             changed = {"peer": "bob", "address": "localhost:9", "before": bob.info.listen}
             assert await recorder.until("address changed") == changed
-            with pytest.raises(
-                Unreachable,
-                match=r"cannot be reached at localhost:9: .*127\.0\.0\.1 is not in allow_networks",
-            ):
+            with refused(Unreachable):
                 await node.client.transport.request("bob", Request("sync", {}))
 
     asyncio.run(story())

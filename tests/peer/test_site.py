@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.data.batches import data_digest
 from dispfl.data.datasets import CustomData
@@ -75,9 +76,7 @@ def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Pat
     identity = Site.open(tmp_path / "alice").identity
     assert is_successor(identity.certificate, identity.issuers[0])
     assert identity.issuers[0] == site.identity.certificate
-    with pytest.raises(
-        ConfigError, match=r"alice replaced its key 0 minutes ago, .* one rotation an hour: .* 60"
-    ):
+    with refused(ConfigError):
         site.rotate()
     assert Site.open(tmp_path / "alice").identity.fingerprint == identity.fingerprint
 
@@ -215,7 +214,7 @@ def test_a_wrong_setting_is_found_when_the_settings_are_used(tmp_path: Path) -> 
     site = make(tmp_path / "alice")
     rewrite(site, "\n[train]", "\n[training]")
     opened = Site.open(site.folder)  # `status` and `revoke` still work
-    with pytest.raises(ConfigError, match=r"Unknown key training\. Did you mean train\?"):
+    with refused(ConfigError, key="training"):
         opened.config()
 
 
@@ -230,7 +229,7 @@ def test_opening_another_folder_says_how_to_create_a_site(tmp_path: Path) -> Non
 
 def test_a_site_is_not_created_in_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunError, match="exists and is not empty"):
+    with refused(RunError):
         make(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -238,23 +237,21 @@ def test_a_site_is_not_created_in_a_folder_that_is_not_empty(tmp_path: Path) -> 
 def test_damaged_settings_are_refused_by_name(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     (site.folder / "site.toml").write_text("name = ")
-    with pytest.raises(RunError, match=r"site\.toml cannot be read"):
+    with refused(RunError):
         Site.open(site.folder)
 
 
 def test_a_name_that_differs_from_the_certificate_is_refused(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     rewrite(site, 'name = "alice"', 'name = "alicia"')
-    with pytest.raises(
-        RunError, match=r"names the site alicia, but its certificate names alice. Restore the name"
-    ):
+    with refused(RunError):
         Site.open(site.folder)
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     (site.folder / "identity" / "key.pem").chmod(0o644)
-    with pytest.raises(IdentityError, match="chmod 600"):
+    with refused(IdentityError):
         Site.open(site.folder)
 
 
@@ -263,7 +260,7 @@ def test_an_unreadable_status_is_refused(tmp_path: Path) -> None:
     site.run_folder.mkdir()
     for content in ("{", "[]"):
         (site.run_folder / "status.json").write_text(content)
-        with pytest.raises(RunError, match=r"status\.json"):
+        with refused(RunError):
             site.status()
 
 

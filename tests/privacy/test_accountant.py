@@ -3,6 +3,7 @@
 from math import erf, exp, log, sqrt
 
 import pytest
+from messages import refused
 
 from dispfl.errors import ConfigError
 from dispfl.privacy.accountant import (
@@ -91,9 +92,7 @@ def test_a_batch_as_large_as_the_data_is_no_sampling() -> None:
 def test_a_budget_that_does_not_last_a_round_and_a_delta_that_promises_nothing_are_refused() -> (
     None
 ):
-    with pytest.raises(ConfigError, match="does not last for one round of 15 steps"):
+    with refused(ConfigError, key="privacy.epsilon"):
         make_plan(0.5, 1e-5, 0.5, 96, 32, 15, 10)
-    with pytest.raises(
-        ConfigError, match=r"privacy.delta must be below .* 0.0104167 for 96, got 0.1"
-    ):
+    with refused(ConfigError, key="privacy.delta"):
         make_plan(4.0, 0.1, None, 96, 32, 15, 10)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from torch.utils.data import TensorDataset
 
 from dispfl.config import compose
@@ -318,10 +319,7 @@ def test_a_private_run_is_audited_with_its_own_noise_and_leaves_no_secrets(tmp_p
 def test_shadows_of_other_settings_are_refused(overfitted: Audit) -> None:
     run = overfitted.runs[0]
     longer = replace(run, experiment=run.experiment.model_copy(update={"rounds": 7}))
-    with pytest.raises(
-        RunError,
-        match=r"was trained with rounds=1, the audited run has 7. Delete .*audit to audit it",
-    ):
+    with refused(RunError):
         longer.check()
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -247,14 +248,14 @@ def test_sampling_with_rate_one_takes_everybody_and_a_tiny_rate_may_take_nobody(
 
 def test_a_network_with_batch_norm_is_refused_by_its_layer() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(ConfigError, match=r"1 is BatchNorm1d. Use GroupNorm\."):
+    with refused(ConfigError, key="privacy"):
         check_private_network(network)
     check_private_network(copy.deepcopy(network)[:1])
 
 
 @pytest.mark.parametrize("given", [{"delta": 1e-6}, {"clip": 2.0}])
 def test_settings_that_would_protect_nothing_are_refused(given: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="nothing would be private"):
+    with refused(ConfigError):
         Privacy(**given)
     assert not Privacy().enabled
 

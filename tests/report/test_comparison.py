@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 from recorded_runs import a_line, scored, spread
 
 from dispfl.core.metric import Measure
@@ -189,10 +190,7 @@ def test_a_run_that_has_not_measured_its_seconds_is_not_taken_for_a_free_one(wri
         write("measured", 0, [0.1, 0.2], peer_seconds=spread([2.0, 2.0])),
         write("older", 0, [0.4, 0.5]),
     ]
-    with pytest.raises(
-        RunError,
-        match=r"older/seed-0 has no seconds of computing \(peer_seconds\); compare by rounds",
-    ):
+    with refused(RunError):
         by_name(paths, Budget.SECONDS)
 
 
@@ -325,9 +323,9 @@ def test_a_row_of_a_sweep_is_labelled_by_its_keys(write: Write) -> None:
 
 def test_a_run_without_a_finished_round_is_refused(write: Write) -> None:
     path = write("a", 0, [])
-    with pytest.raises(RunError, match="has no finished round to compare; run it first"):
+    with refused(RunError):
         by_name([path])
-    with pytest.raises(RunError, match="There are no runs to compare"):
+    with refused(RunError):
         by_name([])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from html_cells import cells
+from messages import refused
 
 from dispfl.errors import RunError
 from dispfl.report.page import CONTENTS, headline, settings_section, write_report
@@ -66,9 +67,7 @@ def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_rejected_as_output(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(
-        RunError, match=r"is a folder; name the file to write, such as .*report\.html"
-    ):
+    with refused(RunError):
         write_report([write("a", [[0.5]])], tmp_path)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from messages import refused
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -104,14 +105,9 @@ def test_a_metric_other_than_accuracy_is_not_cut_off_at_one(tmp_path: Path) -> N
 
 def test_a_missing_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
     run = a_run(tmp_path / "dispfl", [0.5])
-    with pytest.raises(
-        RunError,
-        match=(
-            r"curve\.png could not be written: the folder .*none does not exist; create it first\.$"
-        ),
-    ):
+    with refused(RunError):
         plot_runs([run], tmp_path / "none" / "curve.png")
-    with pytest.raises(RunError, match=r"is not a run directory: it has no config\.toml\.$"):
+    with refused(RunError):
         plot_runs([tmp_path], tmp_path / "curve.png")
 
 

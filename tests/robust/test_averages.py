@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 
 from dispfl.config import compose
 from dispfl.core.packed import PackedModel
@@ -35,7 +36,7 @@ def robust(name: str, **changes: Any) -> Method:
 
 def test_every_method_that_averages_has_a_rule_except_fedfomo_which_weighs_models() -> None:
     assert set(METHODS) - set(NAMES) == {"local", "fedfomo"}
-    with pytest.raises(ConfigError, match=r"Unknown key method\.robust"):
+    with refused(ConfigError, key="method.robust"):
         robust("fedfomo", robust="clip")
 
 
@@ -156,7 +157,7 @@ def test_more_liars_than_the_neighbourhood_can_bear_are_refused_before_anything_
 def test_the_python_api_refuses_too_many_liars_too() -> None:
     peers = [(labelled_points(8, k), labelled_points(4, k)) for k in range(4)]
     method = robust("dispfl", robust="clip", byzantine=1)
-    with pytest.raises(ConfigError, match="a peer receives 2 models"):
+    with refused(ConfigError, key="method.byzantine"):
         Federation(tiny_network, peers, method, Ring())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl import ConfigError, EarlyStopping, Experiment, Federation, Full, Run, StopRun, Train
@@ -201,7 +202,7 @@ def test_early_stopping_counts_evaluations_without_improvement(
 ) -> None:
     run = Run({}, records(main, *means), {}, {}, net)
     if stops:
-        with pytest.raises(StopRun, match=r"(validation|rmse) has not improved on"):
+        with refused(StopRun):
             rule(run)
     else:
         rule(run)
@@ -251,9 +252,7 @@ def test_early_stopping_watches_validation_data(
 def test_a_metric_that_does_not_exist_and_a_callback_that_is_no_function_are_sentences(
     federation: Callable[..., Federation],
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"EarlyStopping\(metric='acuracy'\): .*there are accuracy, validation"
-    ):
+    with refused(ConfigError):
         federation(rounds=2).run(callbacks=[EarlyStopping(metric="acuracy")])
     for key in (
         "busiest",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.errors import RunError, TakenError
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
@@ -87,7 +88,7 @@ def test_a_file_is_not_a_run_directory(run: RunDirectory) -> None:
 
 def test_a_config_that_is_not_toml_is_a_sentence(run: RunDirectory) -> None:
     (run.path / "config.toml").write_text("rounds = \n")
-    with pytest.raises(RunError, match=r"config\.toml cannot be read: .*line 1.*\.$"):
+    with refused(RunError):
         read_config(run.path)
 
 
@@ -103,12 +104,12 @@ def test_a_directory_is_locked_until_it_is_closed(run: RunDirectory) -> None:
 
 def test_a_claimed_directory_is_locked_and_removed_again_without_a_config(tmp_path: Path) -> None:
     claimed = RunDirectory.claim(tmp_path / "a/b/run")
-    with pytest.raises(TakenError, match="Another process is using"):
+    with refused(TakenError):
         RunDirectory.claim(tmp_path / "a/b/run")
     claimed.close()
     assert list(tmp_path.iterdir()) == []
     RunDirectory.create(tmp_path / "a/b/run", {"rounds": 2}).close()
-    with pytest.raises(RunError, match="exists already"):
+    with refused(RunError):
         RunDirectory.claim(tmp_path / "a/b/run")
     assert read_config(tmp_path / "a/b/run") == {"rounds": 2}
 
@@ -145,7 +146,7 @@ def test_a_killed_process_releases_its_lock(run: RunDirectory) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(RunError, match="Another process is using"):
+        with refused(RunError):
             RunDirectory.open(run.path)
         other.kill()
     RunDirectory.open(run.path).close()
@@ -181,9 +182,7 @@ def test_lines_that_are_not_a_later_round_are_skipped(run: RunDirectory, odd: by
 def test_only_a_site_may_have_missed_rounds(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n{"round": 3}\n{"round": 2}\n')
     assert read_metrics(run.path) == [{"round": 0}, {"round": 3}]
-    with pytest.raises(
-        RunError, match=r"has 2 lines, but 4 rounds are finished: lines were lost\."
-    ):
+    with refused(RunError):
         run.truncate_metrics(4)
     assert run.truncate_metrics(4, gaps=True) == [{"round": 0}, {"round": 3}]
 
@@ -221,5 +220,5 @@ def test_the_summary_is_read_as_written(run: RunDirectory) -> None:
     run.write_summary({"accuracy": {"mean": 0.1}})
     assert read_summary(run.path) == {"accuracy": {"mean": 0.1}}
     (run.path / "summary.json").write_text("{")
-    with pytest.raises(RunError, match=r"summary\.json cannot be read: .*\.$"):
+    with refused(RunError):
         read_summary(run.path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import nn
 
 from dispfl import DisPFL, FedAvg, Federation, Method, Train
@@ -231,8 +232,5 @@ def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
 
 def test_python_refuses_what_the_command_line_refuses(tmp_path: Path) -> None:
     federation(DisPFL(), rounds=2).run(tmp_path / "run")
-    with pytest.raises(
-        ConfigError,
-        match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is",
-    ):
+    with refused(ConfigError, key="rounds"):
         federation(DisPFL(), rounds=4).run(tmp_path / "run", resume=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.errors import ConfigError, DispflError, RunError
 from dispfl.runs import grid
@@ -110,7 +111,7 @@ def test_an_error_in_one_process_is_the_error_of_all(tmp_path: Path) -> None:
     cells = methods_grid(
         ["dispfl", "local", *TINY, "data=mnist", f"data.dir={tmp_path}/none"], {}, 1, tmp_path
     )
-    with pytest.raises(DispflError, match="The files of mnist were not found"):
+    with refused(DispflError):
         run_in_processes(cells, 2)
     assert list(tmp_path.iterdir()) == []
 
@@ -178,7 +179,7 @@ def test_messages_of_several_threads_arrive_whole() -> None:
 
 def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispfl.experiment.require", lambda *names: None)
-    with pytest.raises(ConfigError, match="--jobs is 2, but local seed 0 has engine=ray"):
+    with refused(ConfigError, key="--jobs"):
         run_in_processes(methods_grid(["local", *TINY, "engine=ray"], {}, 1, tmp_path), 2)
 
 
@@ -229,5 +230,5 @@ def test_a_foreign_folder_in_the_place_of_a_run_is_refused(tmp_path: Path) -> No
     [cell] = methods_grid(["local", *TINY], {}, 1, tmp_path)
     cell.path.mkdir(parents=True)
     (cell.path / "thesis.tex").touch()
-    with pytest.raises(RunError, match="exists already"):
+    with refused(RunError):
         run_missing([cell])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl.core.samples import PeerData
@@ -264,9 +265,7 @@ def test_a_truncated_metrics_line_of_an_incomplete_round_is_rewritten(
 def test_missing_metrics_lines_are_refused_before_the_run_starts(finished: Path) -> None:
     metrics = finished / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(
-        RunError, match=r"metrics\.jsonl has 2 lines, but 4 rounds are finished: lines were lost\."
-    ):
+    with refused(RunError):
         run_in(finished)
 
 

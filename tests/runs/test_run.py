@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from messages import refused
 from torch import Tensor, nn
 
 from dispfl import DisPFL, Experiment, Federation, Local, Metric, Run, Train, extras, load_dataset
@@ -109,15 +110,11 @@ def test_what_is_the_callers_own_is_asked_for(
     run = make(method=Own(), metric=own)
     assert run.out
     loaded = Run.load(run.out, model=net)
-    with pytest.raises(
-        RunError, match=r"was made in Python with your method Own: give it too, method=\.\.\."
-    ):
+    with refused(RunError):
         loaded.model(0)
     loaded = Run.load(run.out, model=net, method=Own())
     inputs = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(
-        RunError, match=r"was made in Python with your metric closeness: give it too, metric=\.\.\."
-    ):
+    with refused(RunError):
         loaded.evaluate(0, inputs)
     assert Run.load(run.out, model=net, method=Own(), metric=own).evaluate(
         0, inputs
@@ -127,9 +124,7 @@ def test_what_is_the_callers_own_is_asked_for(
 def test_a_network_that_does_not_fit_is_refused(make: Callable[..., Run]) -> None:
     run = make()
     assert run.out
-    with pytest.raises(
-        RunError, match=r"The models in .*run have 67 weights; the network has 15\."
-    ):
+    with refused(RunError):
         Run.load(run.out, model=lambda: nn.Linear(4, 3)).model(0)
 
 
@@ -142,9 +137,7 @@ def test_frozen_parameters_must_be_those_of_the_run(make: Callable[..., Run]) ->
     pretrained = frozen()
     run = make(frozen, init=pretrained)
     assert run.out
-    with pytest.raises(
-        RunError, match=r"The network has frozen parameters, which .* does not contain"
-    ):
+    with refused(RunError):
         Run.load(run.out, model=frozen).model(0)
     loaded = Run.load(run.out, model=lambda: copy.deepcopy(pretrained))
     assert_same(run, loaded, torch.ones(2, 4))
@@ -212,12 +205,12 @@ def test_an_unfinished_run_has_models_and_no_summary(
     (run.out / "summary.json").unlink()
     loaded = Run.load(run.out, model=net)
     assert loaded.model(0)(torch.ones(1, 4)).equal(run.model(0)(torch.ones(1, 4)))
-    with pytest.raises(RunError, match="is not finished, so it has no summary yet"):
+    with refused(RunError):
         _ = loaded.summary
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a run directory"):
+    with refused(RunError):
         Run.load(tmp_path)
 
 

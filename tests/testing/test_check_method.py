@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from messages import refused
 from torch import Tensor
 
 from dispfl import (
@@ -261,10 +262,7 @@ def test_a_defect_is_found_by_name(kind: type[Method], rule: str) -> None:
 
 
 def test_an_exception_of_the_method_is_the_cause() -> None:
-    with pytest.raises(
-        ContractError,
-        match=r"alone: Peer 000, round 0: DividesByNeighbours\.step \(.*\) raised ZeroDiv",
-    ) as caught:
+    with refused(ContractError) as caught:
         check_method(DividesByNeighbours())
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

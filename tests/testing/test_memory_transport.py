@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.peer.transport.base import Refused, Request, Response, Transport, Unreachable
 from dispfl.testing.memory_transport import Delivery, DeliveryModel, MemoryNetwork, MemoryTransport
@@ -65,7 +66,7 @@ def test_a_refusal_is_raised_at_the_client() -> None:
             raise Refused("stale", f"Round {request.header['round']} is over.")
 
         await network.join("carol").serve(refuse)
-        with pytest.raises(Refused, match="Round 3 is over") as caught:
+        with refused(Refused) as caught:
             await alice.request("carol", Request("model", {"round": 3}))
         assert caught.value.reason == "stale"
 
@@ -78,7 +79,7 @@ def test_an_error_in_a_handler_is_not_hidden() -> None:
             raise ZeroDivisionError
 
         await network.join("carol").serve(fail)
-        with pytest.raises(Refused, match="internal error"):
+        with refused(Refused):
             await alice.request("carol", Request("model", {}))
 
     with pytest.raises(ZeroDivisionError):
@@ -87,11 +88,11 @@ def test_an_error_in_a_handler_is_not_hidden() -> None:
 
 def test_a_missing_node_is_unreachable_immediately_and_a_silent_one_after_the_timeout() -> None:
     async def scenario(network: MemoryNetwork, alice: Transport) -> None:
-        with pytest.raises(Unreachable, match="carol: cannot be reached"):
+        with refused(Unreachable):
             await alice.request("carol", Request("sync", {}))
         assert now() == 0
         network.partition(["alice"], ["bob"])
-        with pytest.raises(Unreachable, match="bob: no response for 30 s"):
+        with refused(Unreachable):
             await alice.request("bob", Request("sync", {}))
         assert now() == 30
         network.heal()
@@ -187,7 +188,7 @@ def test_closing_a_node_breaks_its_connections_and_it_can_rejoin() -> None:
         pending = asyncio.create_task(alice.request("carol", Request("model", {})))
         await asyncio.sleep(4)
         await carol.close()
-        with pytest.raises(Unreachable, match="carol: the connection broke"):
+        with refused(Unreachable):
             await pending
         assert (now(), ended) == (4, [4])
         await network.join("carol").serve(echo)

@@ -5,6 +5,7 @@ import asyncio
 import time
 
 import pytest
+from messages import refused
 
 from dispfl.testing.virtual_time import DeadlockError, OutOfTimeError, run
 
@@ -48,7 +49,7 @@ def test_a_timeout_cancels_at_its_virtual_time() -> None:
 
 def test_a_timer_after_the_limit_raises_and_one_at_the_limit_does_not() -> None:
     run(asyncio.sleep(10), 10)
-    with pytest.raises(OutOfTimeError, match="limit of 10 s"):
+    with refused(OutOfTimeError):
         run(asyncio.sleep(10.5), 10)
 
 
@@ -57,7 +58,7 @@ def test_waiting_without_a_timer_is_a_deadlock() -> None:
         await asyncio.sleep(2)
         await asyncio.Event().wait()
 
-    with pytest.raises(DeadlockError, match="At 2 s of virtual time all tasks wait"):
+    with refused(DeadlockError):
         run(wait_forever(), 10)
 
 
@@ -70,7 +71,7 @@ def test_an_infinite_loop_without_advancing_time_is_detected(
         while True:
             await asyncio.sleep(0)
 
-    with pytest.raises(OutOfTimeError, match="1000 iterations"):
+    with refused(OutOfTimeError):
         run(spin(), 10)
 
 

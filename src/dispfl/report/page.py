@@ -42,6 +42,8 @@ TABLE_TITLES = {
     "model": "Model",
     "topology": "Topology",
     "train": "Local training",
+    "wire": "Messages",
+    "privacy": "Privacy",
 }
 HEADLINE_PARTS = {
     "data.name": "{}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from messages import refused
 
 from dispfl.data.readers.cifar import read_cifar
 from dispfl.errors import DataError
@@ -140,30 +141,28 @@ def test_cifar100_without_names_numbers_its_classes(tmp_path: Path) -> None:
 def test_binary_batch_cut_within_an_image_is_refused_as_truncated(tmp_path: Path) -> None:
     write_cifar10(tmp_path, binary, ".bin")
     (tmp_path / "data_batch_3.bin").write_bytes(binary([1, 2])[:-100])
-    with pytest.raises(DataError, match=r"data_batch_3.bin is truncated: 6,046 bytes"):
+    with refused(DataError):
         read_cifar(tmp_path, classes=10)
 
 
 def test_binary_batch_cut_between_two_images_is_refused_as_truncated(tmp_path: Path) -> None:
     write_cifar10(tmp_path, binary, ".bin")
     (tmp_path / "data_batch_3.bin").write_bytes(binary([1]))
-    with pytest.raises(
-        DataError, match=r"data_batch_3.bin is truncated: 1 images, where the other files have 2"
-    ):
+    with refused(DataError):
         read_cifar(tmp_path, classes=10)
 
 
 def test_empty_batch_is_refused(tmp_path: Path) -> None:
     write_cifar10(tmp_path, binary, ".bin")
     (tmp_path / "test_batch.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"test_batch.bin contains no images"):
+    with refused(DataError):
         read_cifar(tmp_path, classes=10)
 
 
 def test_label_10_of_cifar10_is_refused(tmp_path: Path) -> None:
     write_cifar10(tmp_path, binary, ".bin")
     (tmp_path / "data_batch_2.bin").write_bytes(binary([3, 10]))
-    with pytest.raises(DataError, match=r"data_batch_2.bin has label 10, outside 0 to 9"):
+    with refused(DataError):
         read_cifar(tmp_path, classes=10)
 
 

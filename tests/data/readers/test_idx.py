@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import refused
 
 from dispfl.data.readers.idx import read_idx
 from dispfl.errors import DataError
@@ -67,18 +68,14 @@ def test_gzip_that_ends_early_is_refused_as_truncated(tmp_path: Path) -> None:
     write_all(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(
-        DataError, match=r"train-images-idx3-ubyte.gz is truncated.*dispfl data get"
-    ):
+    with refused(DataError):
         read_idx(tmp_path, classes=10)
 
 
 def test_text_in_place_of_gzip_is_refused(tmp_path: Path) -> None:
     write_all(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"<html>404</html>")
-    with pytest.raises(
-        DataError, match=r"t10k-labels-idx1-ubyte.gz is truncated or not a gzip file"
-    ):
+    with refused(DataError):
         read_idx(tmp_path, classes=10)
 
 
@@ -109,7 +106,7 @@ def test_damaged_images_are_refused_with_the_reason(
 def test_label_10_of_ten_classes_is_refused(tmp_path: Path) -> None:
     write_all(tmp_path)
     write(tmp_path, "t10k-labels-idx1-ubyte", idx(np.array([10, 1], dtype=np.uint8)))
-    with pytest.raises(DataError, match="has label 10, outside 0 to 9"):
+    with refused(DataError):
         read_idx(tmp_path, classes=10)
 
 
@@ -117,5 +114,5 @@ def test_files_without_images_are_refused(tmp_path: Path) -> None:
     write_all(tmp_path)
     write(tmp_path, "train-images-idx3-ubyte", idx(np.zeros((0, 28, 28), dtype=np.uint8)))
     write(tmp_path, "train-labels-idx1-ubyte", idx(np.zeros(0, dtype=np.uint8)))
-    with pytest.raises(DataError, match="contains no images"):
+    with refused(DataError):
         read_idx(tmp_path, classes=10)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from messages import refused
 from PIL import Image
 
 from dispfl.data.readers.tiny_imagenet import read_tiny_imagenet
@@ -119,19 +120,19 @@ def test_corrupt_jpeg_is_named_and_nothing_is_cached(folder: Path, cache: Path) 
 
 def test_png_under_a_jpeg_name_is_refused(folder: Path) -> None:
     Image.new("RGB", (64, 64)).save(folder / "val" / "images" / "val_1.JPEG", "PNG")
-    with pytest.raises(DataError, match=r"val_1.JPEG cannot be decoded as a JPEG"):
+    with refused(DataError):
         read_tiny_imagenet(folder)
 
 
 def test_image_of_another_size_is_refused(folder: Path) -> None:
     save(folder / "train" / CAT / "images" / f"{CAT}_0.JPEG", RED, size=(65, 64))
-    with pytest.raises(DataError, match=r"has 65x64 pixels instead of 64x64"):
+    with refused(DataError):
         read_tiny_imagenet(folder)
 
 
 def test_listed_class_without_a_folder_is_refused(folder: Path) -> None:
     (folder / "wnids.txt").write_text(f"{CAT}\n{FROG}\nn99999999\n")
-    with pytest.raises(DataError, match=r"n99999999 is missing, although .*wnids.txt lists it"):
+    with refused(DataError):
         read_tiny_imagenet(folder)
 
 

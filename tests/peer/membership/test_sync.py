@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from messages import refused
 
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
@@ -219,7 +220,7 @@ def test_an_invalid_sync_body_is_refused_and_counted(
 
     async def scenario() -> NodeContext:
         ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
-        with pytest.raises(Refused, match="The body of a sync message cannot be read"):
+        with refused(Refused):
             await Server(ctx)(
                 "bob", Request("sync", {"spec": dict(setup.spec), "current_round": 0}, body)
             )
@@ -243,7 +244,7 @@ def test_a_density_that_the_network_cannot_have_ends_no_node_but_no_request_of_i
         mask = context.method.start(
             context.first_weights, context.layout, density, seed=0, peer="bob"
         ).next_mask
-        with pytest.raises(MessageError, match="does not keep the announced number of weights"):
+        with refused(MessageError):
             check_request(mask, announced, "bob", context.layout)
 
 
@@ -335,7 +336,7 @@ def test_only_an_accepted_member_is_identified_and_a_revoked_one_is_told_so(
     alice.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate), confirmed=False)
     assert membership.identify(der(carol.certificate), ()) is None  # pending
     alice.members.revoke("bob")
-    with pytest.raises(Refused, match="bob was revoked by alice"):
+    with refused(Refused):
         membership.identify(der(bob.identity.certificate), ())
 
 
@@ -432,7 +433,7 @@ def test_an_offer_encodes_only_the_records_that_the_last_one_did_not_have(
 
 @pytest.mark.parametrize("response", [b'{"records":[],"next":""}', b'{"records":[],"next":"~"}'])
 def test_a_page_that_does_not_lead_on_is_refused(response: bytes) -> None:
-    with pytest.raises(MessageError, match="does not say where the next one begins"):
+    with refused(MessageError):
         check_progress(SyncMessage.read(response), "")
 
 

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from messages import refused
 from yarl import URL
 
 from dispfl.errors import ConfigError, DispflError, MessageError, RunError
@@ -73,7 +74,7 @@ def test_a_zone_is_the_name_of_an_interface(zone: str) -> None:
 
 @pytest.mark.parametrize("zone", ["\n", "a" * 16, "a b", "a..b", ".a", "a.", "ä", "25"])
 def test_any_other_zone_is_refused(zone: str) -> None:
-    with pytest.raises(ConfigError, match="must be the name of an interface"):
+    with refused(ConfigError):
         Address.parse(f"[fe80::1%{zone}]:7600")
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+from messages import refused
 
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
 from dispfl.peer.transport.http import CHUNK_BYTES, Limits
@@ -114,7 +114,7 @@ def test_a_request_is_not_repeated_before_its_response_has_begun(
     serving = Serving(BODY)
 
     async def scenario() -> None:
-        with pytest.raises(Unreachable, match="bob: the connection broke"):
+        with refused(Unreachable):
             await fetch(
                 network, proxy_to, serving, breaks=[6000]
             )  # after the handshake, within the first TLS record
@@ -129,7 +129,7 @@ def test_a_connection_that_breaks_without_progress_is_given_up(
     serving = Serving(BODY)
 
     async def scenario() -> None:
-        with pytest.raises(Unreachable, match="bob: the connection broke"):
+        with refused(Unreachable):
             await fetch(network, proxy_to, serving, breaks=[900_000, *[20_000] * 20])
 
     play(scenario)
@@ -142,9 +142,7 @@ def test_a_stalled_transfer_is_given_up_with_a_message(
     serving = Serving(BODY)
 
     async def scenario() -> None:
-        with pytest.raises(
-            Unreachable, match=r"the transfer stalled: fewer than 3000 bytes in 0\.3 s"
-        ):
+        with refused(Unreachable):
             await fetch(network, proxy_to, serving, silence_after=20_000)
 
     play(scenario)
@@ -159,7 +157,7 @@ def test_a_refusal_of_the_resumed_request_is_final(network: Any, play: Play, pro
             return await super().__call__(sender, request)
 
     async def scenario() -> None:
-        with pytest.raises(Refused, match="That round is over"):
+        with refused(Refused):
             await fetch(network, proxy_to, RefusingToResume(BODY), breaks=[900_000])
 
     play(scenario)
@@ -175,7 +173,7 @@ def test_a_response_must_begin_within_the_response_timeout(network: Any, play: P
         hasty = network.join("carol", limits=Limits(connect_timeout=0.1, response_timeout=0.1))
         bob = await network.serve("bob", respond_late, limits=QUICK)
         assert (await patient.request("bob", Request("model", {}, b"?"))).body == b"late"
-        with pytest.raises(Unreachable, match="bob: no response in time"):
+        with refused(Unreachable):
             await hasty.request("bob", Request("model", {}))
         for transport in (patient, hasty, bob):
             await transport.close()

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+from messages import refused
 
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
 from dispfl.peer.transport.listener import wait_until
@@ -70,7 +70,7 @@ def test_a_client_with_an_unknown_certificate_is_refused(
         bob = await network.serve("bob", never)
         network.sites["mallory"] = make_site("mallory")  # accepts the others, but is not accepted
         mallory = network.join("mallory")
-        with pytest.raises(Unreachable, match="bob may not have accepted our certificate"):
+        with refused(Unreachable):
             await mallory.request("bob", Request("sync", {}))
         assert bob.counters.refused == {"unknown": {"unknown-certificate": 1}}
         await mallory.close()
@@ -85,7 +85,7 @@ def test_a_revoked_member_is_refused_on_an_open_connection(network: Any, play: P
         await alice.request("bob", Request("sync", {}))
         del network.members[network.sites["alice"].der]
         for _ in range(2):
-            with pytest.raises(Refused, match="bob does not accept this certificate") as caught:
+            with refused(Refused) as caught:
                 await alice.request("bob", Request("sync", {}))
         assert caught.value.reason == "not-a-member"
         assert (
@@ -103,7 +103,7 @@ def test_a_long_body_of_a_non_member_is_refused_before_it_is_sent(network: Any, 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", never)
         del network.members[network.sites["alice"].der]
-        with pytest.raises(Refused, match="bob does not accept this certificate"):
+        with refused(Refused):
             await alice.request("bob", Request("model", {}, b"x" * 30_000_000))
         assert alice.counters.traffic["bob"].sent < 10_000
         await alice.close()
@@ -118,7 +118,7 @@ def test_identify_may_refuse_with_its_own_reason(network: Any, play: Play) -> No
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", never, identify=refuse_alice)
-        with pytest.raises(Refused, match="revoked on Monday") as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("sync", {}))
         assert caught.value.reason == "revoked"
         await alice.close()
@@ -131,9 +131,7 @@ def test_no_request_is_sent_to_the_wrong_member(network: Any, play: Play) -> Non
     async def scenario() -> None:
         alice, carol = network.join("alice"), await network.serve("carol", never)
         network.addresses["bob"] = network.addresses["carol"]
-        with pytest.raises(
-            Refused, match="bob's certificate is not the accepted one; compare"
-        ) as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("model", {}, b"for bob only"))
         assert caught.value.reason == "wrong-certificate"
         assert alice.counters.traffic["bob"].body_sent == 0
@@ -150,9 +148,7 @@ def test_no_request_is_sent_to_a_server_with_an_unaccepted_certificate(
         alice = network.join("alice")
         network.sites["bob"] = make_site("bob")  # a new key that alice has not accepted
         bob = await network.serve("bob", never)
-        with pytest.raises(
-            Refused, match=r"bob's certificate is not the accepted one .*self-signed"
-        ):
+        with refused(Refused):
             await alice.request("bob", Request("sync", {}))
         await wait_until(lambda: bool(bob.counters.refused), 10)
         assert bob.counters.refused == {"unknown": {"handshake": 1}}
@@ -172,7 +168,7 @@ def test_the_certificate_of_a_reused_connection_is_checked_again(
             await alice.request("bob", Request("sync", {}))
             old = network.sites["bob"].der
             network.members[old] = "carol"  # the certificate now belongs to another member
-            with pytest.raises(Refused, match="bob's certificate is not the accepted one"):
+            with refused(Refused):
                 await alice.request("bob", Request("sync", {}))
             assert (
                 proxy.connections == 2

@@ -1,6 +1,7 @@
 """Refusals are counted, requests are answered once, and repeat offenders are banned."""
 
 import pytest
+from messages import refused
 
 from dispfl.peer.transport.base import Refused
 from dispfl.peer.transport.guard import RequestGuard
@@ -39,7 +40,7 @@ def test_the_same_model_may_be_requested_twenty_times_because_connections_break(
 ) -> None:
     for number in range(20):
         guard.check_nonce("bob", 0, str(number))
-    with pytest.raises(Refused, match="has requested round 0 20 times already"):
+    with refused(Refused):
         guard.check_nonce("bob", 0, "20")
     guard.check_nonce("bob", 1, "20")  # another round
 
@@ -58,7 +59,7 @@ def test_ten_offences_within_a_minute_ban_a_peer_for_a_minute(
         clock.now = float(second)
         guard.count("bob", "checksum")
     clock.now = 20.0
-    with pytest.raises(Refused, match="bob was refused too often; it is banned for 49 s"):
+    with refused(Refused):
         guard.check("bob")
     guard.check("carol")
     clock.now = 70.0
@@ -97,9 +98,9 @@ def test_resuming_a_response_from_before_a_restart_counts_as_a_new_request(
 ) -> None:
     for number in range(20):
         guard.check_nonce("bob", 3, str(number), resumes=True)
-    with pytest.raises(Refused, match="has requested round 3 20 times already"):
+    with refused(Refused):
         guard.check_nonce("bob", 3, "20", resumes=True)
-    with pytest.raises(Refused, match="sent the same request for round 3 twice"):
+    with refused(Refused):
         guard.check_nonce("bob", 3, "0")
 
 
@@ -127,9 +128,9 @@ def test_a_model_is_sent_to_a_peer_forty_times_at_most_however_it_asks(guard: Re
         guard.check_nonce("bob", 3, str(number))
         for _ in range(4):
             guard.check_nonce("bob", 3, str(number), resumes=True)
-    with pytest.raises(Refused, match="bob got the model of round 3 40 times"):
+    with refused(Refused):
         guard.check_nonce("bob", 3, "8")
-    with pytest.raises(Refused, match="bob got the model of round 3 40 times"):
+    with refused(Refused):
         guard.check_nonce("bob", 3, "0", resumes=True)
     guard.check_nonce("bob", 4, "0")
     guard.check_nonce("carol", 3, "0")
@@ -165,5 +166,5 @@ def test_a_peer_has_a_budget_of_bytes_both_ways(guard: RequestGuard) -> None:
     guard.charge("bob", 4_000_000, is_sync=True)
     guard.charge_response("bob", 59_999_999)
     guard.charge("bob", 1, is_sync=True)
-    with pytest.raises(Refused, match="used up its requests"):
+    with refused(Refused):
         guard.charge("bob", 0, is_sync=False)

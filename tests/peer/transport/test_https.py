@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.errors import ConfigError
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
@@ -83,7 +84,7 @@ def test_a_refusal_of_the_handler_reaches_the_client_and_is_not_counted_twice(
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", refuse)
-        with pytest.raises(Refused, match=r"Round 3 is over; “come back”\.") as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("model", {"round": 3}, b"x" * 100_000))
         assert caught.value.reason == "stale"
         assert not bob.counters.refused
@@ -101,9 +102,7 @@ def test_an_error_in_the_handler_is_refused_without_details(
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", fail)
-        with pytest.raises(
-            Refused, match="bob could not respond because of an internal error"
-        ) as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("model", {}))
         assert caught.value.reason == "internal-error"
         assert "secret" not in str(caught.value)
@@ -175,9 +174,7 @@ def test_a_site_that_restarts_between_two_requests_is_reachable_again(
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         await alice.request("bob", Request("sync", {}))
         await bob.close()
-        with pytest.raises(
-            Unreachable, match=r"bob: cannot be reached at 127\.0\.0\.1:\d+: connection refused\.$"
-        ):
+        with refused(Unreachable):
             await alice.request("bob", Request("sync", {}))
         bob = await network.serve("bob", echo)
         assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
@@ -230,10 +227,10 @@ def test_closing_ends_requests_and_responses_in_progress(network: Any, play: Pla
         pending = asyncio.create_task(alice.request("bob", Request("model", {})))
         await began.wait()
         await bob.close()
-        with pytest.raises(Unreachable, match="the connection broke"):
+        with refused(Unreachable):
             await pending
         await alice.close()
-        with pytest.raises(Unreachable, match="this site is shutting down"):
+        with refused(Unreachable):
             await alice.request("bob", Request("model", {}))
 
     play(scenario)
@@ -294,7 +291,7 @@ def test_the_kind_of_a_request_must_be_a_short_lower_case_word(
 ) -> None:
     async def scenario() -> None:
         alice = network.join("alice")
-        with pytest.raises(Refused, match="short lower-case word"):
+        with refused(Refused):
             await alice.request("bob", Request(kind, {}))
         await alice.close()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
@@ -248,7 +249,7 @@ def test_a_member_with_too_many_requests_in_progress_is_refused(network: Any, pl
         pending = [asyncio.create_task(alice.request("bob", Request("sync", {}))) for _ in range(2)]
         for _ in range(2):
             await began.acquire()
-        with pytest.raises(Refused, match="alice has 2 requests in progress already") as caught:
+        with refused(Refused) as caught:
             await other.request("bob", Request("sync", {}))
         assert caught.value.reason == "too-many-connections"
         assert bob.counters.refused == {"alice": {"too-many-connections": 1}}
@@ -275,12 +276,12 @@ def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(
         guard.MAX_SYNCS = 1  # type: ignore[misc]
         await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
         for _ in range(2):
-            with pytest.raises(Refused, match="alice has used up its syncs"):
+            with refused(Refused):
                 await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
         received = bob.counters.traffic["alice"].received
         assert received > 3_000_000
         for _ in range(20):
-            with pytest.raises(Refused, match="alice has used up its requests"):
+            with refused(Refused):
                 await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
         assert bob.counters.traffic["alice"].received < received + 100_000
         for transport in (alice, bob):
@@ -313,14 +314,12 @@ def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
                 async with asyncio.timeout(0.1):
                     await alice.request("bob", Request("sync", {}))
         assert looked_up == ["bob-0.example"]
-        with pytest.raises(
-            Unreachable, match=r"bob-4\.example:7600: an earlier lookup of its name has not ended"
-        ):
+        with refused(Unreachable):
             await alice.request("bob", Request("sync", {}))
         assert (await alice.request("carol", Request("sync", {}))).header == {"from": "alice"}
         answered.set()
         await asyncio.sleep(0.1)
-        with pytest.raises(Unreachable, match="name or service not known"):
+        with refused(Unreachable):
             await alice.request("bob", Request("sync", {}))
         assert looked_up == ["bob-0.example", "bob-4.example"]
         for transport in (alice, carol):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from messages import refused
 
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Refused, Request, Response
@@ -96,9 +97,7 @@ def test_a_member_that_repeats_protocol_violations_is_banned_and_others_are_not(
         for _ in range(RequestGuard.STRIKES):
             assert b'"refused":"malformed"' in await send_raw(network, post(header="not json"))
         alice, carol = network.join("alice"), network.join("carol")
-        with pytest.raises(
-            Refused, match="alice was refused too often; it is banned for"
-        ) as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("sync", {}))
         assert caught.value.reason == "banned"
         assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
@@ -118,7 +117,7 @@ def test_refusals_of_the_handler_do_not_lead_to_a_ban_by_the_transport(
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", refuse)
         for _ in range(2 * RequestGuard.STRIKES):
-            with pytest.raises(Refused, match="not yet"):
+            with refused(Refused):
                 await alice.request("bob", Request("sync", {}))
         await alice.close()
         await bob.close()
@@ -163,13 +162,11 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(network: Any, p
         )
         await alice.request("bob", Request("model", {}, bytes(1_000_000)))
         sent = alice.counters.traffic["bob"].sent
-        with pytest.raises(
-            Refused, match="A 'model' request has at most 1000000 bytes, got 1000001"
-        ) as caught:
+        with refused(Refused) as caught:
             await alice.request("bob", Request("model", {}, bytes(1_000_001)))
         assert caught.value.reason == "too-long"
         assert alice.counters.traffic["bob"].sent - sent < 10_000
-        with pytest.raises(Refused, match="A 'sync' request has at most 0 bytes, got 1"):
+        with refused(Refused):
             await alice.request("bob", Request("sync", {}, b"x"))
         await alice.close()
         await bob.close()
@@ -185,10 +182,7 @@ def test_a_response_that_is_too_long_is_refused_before_it_is_read(network: Any, 
         )
         await alice.request("bob", Request("model", {}, bytes(2_000_000)))
         received = alice.counters.traffic["bob"].body_received
-        with pytest.raises(
-            Refused,
-            match="bob's response to 'model' has 2000001 bytes; at most 2000000 are allowed",
-        ):
+        with refused(Refused):
             await alice.request("bob", Request("model", {}, bytes(2_000_001)))
         assert alice.counters.traffic["bob"].body_received == received
         await alice.close()
@@ -210,7 +204,7 @@ def test_a_header_that_is_too_long_is_not_sent_in_either_direction(
         longest = {"x": "x" * (http.MAX_HEADER_BYTES - 100)}
         assert (await alice.request("bob", Request("sync", longest))).header == longest
         for request in (Request("sync", {"x": "x" * http.MAX_HEADER_BYTES}), Request("model", {})):
-            with pytest.raises(Refused, match="A header has at most 65536 bytes as JSON") as caught:
+            with refused(Refused) as caught:
                 await alice.request("bob", request)
             assert caught.value.reason == "too-long"
         assert bob.counters.refused == {"alice": {"too-long": 1}}
@@ -243,7 +237,7 @@ def test_a_redirect_is_not_followed_and_cookies_and_proxies_are_ignored(
         network.addresses["bob"] = listening.sockets[0].getsockname()[:2]
         alice = network.join("alice")
         for _ in range(2):
-            with pytest.raises(Refused, match="header cannot be read"):
+            with refused(Refused):
                 await alice.request("bob", Request("sync", {}))
         await alice.close()
         listening.close()
