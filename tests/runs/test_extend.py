@@ -134,6 +134,20 @@ def test_the_last_round_is_not_given_up_where_the_one_before_it_is_damaged(
     assert result(tmp_path / "run")[0] == result(tmp_path / "whole")[0]
 
 
+def test_the_last_round_is_not_given_up_where_it_is_the_only_checkpoint(tmp_path: Path) -> None:
+    """An earlier resume, or a person, may have moved the damaged one before it away."""
+    settings = [*TINY, "method=local", "eval_every=2"]
+    run_experiment(compose({}, [*settings, "rounds=5"]), tmp_path / "whole")
+    run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/round-000002")
+    rounds = []
+    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run(
+        RunObserver(round=lambda metrics: rounds.append(metrics["round"]))
+    )
+    assert rounds == [3, 4]
+    assert result(tmp_path / "run")[0] == result(tmp_path / "whole")[0]
+
+
 def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(
     tmp_path: Path,
 ) -> None:

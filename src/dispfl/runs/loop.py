@@ -103,7 +103,7 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
     if finished and _is_repeated(context, checkpoints, finished[-1]):
         repeated = finished.pop()
     candidates = finished[::-1]
-    if repeated and finished:  # its states are right: if all before it are damaged
+    if repeated and repeated > 1:  # its states are right, where all before it are damaged or gone
         candidates.append(repeated)
     for rounds in candidates:
         try:
