@@ -146,7 +146,7 @@ class DisPFL(Robust, GossipMethod):
         All weights are those of the network that computes a model under the mask m_k.
         """
         m_k = state.next_mask
-        models = self._averaged(state, received) | {trainer.peer: state.model}
+        models = self._models_to_average(state, received) | {trainer.peer: state.model}
         w_half = self.mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
@@ -165,13 +165,13 @@ class DisPFL(Robust, GossipMethod):
         in_order = [models[name] for name in sorted(models)]
         return m_k.average(in_order, trainer.first_weights)
 
-    def _averaged(
+    def _models_to_average(
         self, state: PeerState, received: Mapping[str, PackedModel]
     ) -> dict[str, PackedModel]:
         """Return what is averaged of the received models.
 
         Without warm-up it is only what our own model holds too. Deviation 2: a regrown weight,
-        which it does not hold, then starts at 0, and a regrown channel without outputs.
+        which it does not hold, then starts at 0, and a regrown channel with zeros as its outputs.
         """
         if self.warm_up or not state.model.mask.kept:  # a peer that joins later has no model yet
             return dict(received)

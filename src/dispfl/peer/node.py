@@ -267,9 +267,9 @@ class Node:
 def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool) -> int | None:
     """Return the federation's round by the claims of its members, or t if it is not far beyond.
 
-    A single member may send a false claim, and may be the first one that responds. So half of the
-    members must be at t, or more than half beyond; before that the result is None, or the lower
-    median of the claims if it `is_final`.
+    A single member may send a false claim, and may be the first one that responds. So the result
+    is t where no claim is beyond t + 1, or where half of the members claim no more; it is the lower
+    median of the claims once more than half are beyond, or if it `is_final`; before that None.
     """
     furthest_served = t + 1  # peers keep their models for two rounds
     beyond = [claim for claim in claims if claim > furthest_served]

@@ -126,7 +126,7 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
 
 
 def _is_repeated(context: RunContext, checkpoints: Checkpoints, rounds: int) -> bool:
-    """Whether a round was evaluated only because it was the last, and is so no longer."""
+    """Whether a round was evaluated only because it was the last, and no longer is."""
     if rounds >= context.settings.rounds or context.evaluates(rounds - 1):
         return False
     try:
