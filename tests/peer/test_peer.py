@@ -37,13 +37,13 @@ def make_peer(tmp_path: Path) -> MakePeer:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Peer], BaseProcess]]:
+def start() -> Iterator[Callable[..., BaseProcess]]:
     """`start(peer)`: run a site's node in a process of its own."""
     started: list[BaseProcess] = []
 
-    def start(peer: Peer) -> BaseProcess:
+    def start(peer: Peer, alone: bool = True) -> BaseProcess:
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=run_alone, args=(peer.folder,), daemon=True)
+        process = context.Process(target=run_peer, args=(peer.folder, alone), daemon=True)
         process.start()
         started.append(process)
         return process
@@ -54,8 +54,8 @@ def start() -> Iterator[Callable[[Peer], BaseProcess]]:
         process.join()
 
 
-def run_alone(folder: Path) -> None:
-    Peer.open(folder).run(alone=True)
+def run_peer(folder: Path, alone: bool) -> None:
+    Peer.open(folder).run(alone=alone)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_two_sites_train_together_and_one_exports_its_model(
-    make_peer: MakePeer, tmp_path: Path
+    make_peer: MakePeer, start: Callable[..., BaseProcess], tmp_path: Path
 ) -> None:
     alice, bob = make_peer("alice"), make_peer("bob")
     assert alice.accept(bob.invite()).state == "pending"
@@ -74,10 +74,13 @@ def test_two_sites_train_together_and_one_exports_its_model(
     assert bob.accept(alice.invite(), alice.fingerprint).state == "accepted"
     assert (alice.status().state, alice.status().running) == ("not started", False)
 
-    other = threading.Thread(target=bob.run)  # a node also runs outside the main thread
-    other.start()
-    run = alice.run()
-    other.join(PATIENCE)
+    process = start(bob, alone=False)
+    runs = []
+    node = threading.Thread(target=lambda: runs.append(alice.run()))  # not the main thread
+    node.start()
+    node.join(PATIENCE)
+    process.join(PATIENCE)
+    [run] = runs
 
     assert len(run.metrics) == 2
     status = alice.status()
@@ -93,7 +96,7 @@ def test_two_sites_train_together_and_one_exports_its_model(
 
 
 def test_stop_ends_a_node_in_another_process_and_it_resumes(
-    make_peer: MakePeer, start: Callable[[Peer], BaseProcess]
+    make_peer: MakePeer, start: Callable[..., BaseProcess]
 ) -> None:
     alice = make_peer("alice", rounds=100_000)
     process = start(alice)
