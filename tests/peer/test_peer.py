@@ -1,10 +1,10 @@
 """A site from Python: two sites over real sockets, and a node in a process of its own."""
 
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,20 @@ def make_peer(tmp_path: Path) -> MakePeer:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., BaseProcess]]:
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """`start(peer)`: run a site's node in a process of its own."""
-    started: list[BaseProcess] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(peer: Peer, alone: bool = True) -> BaseProcess:
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=run_peer, args=(peer.folder, alone), daemon=True)
-        process.start()
+    def start(peer: Peer, alone: bool = True) -> subprocess.Popen[bytes]:
+        code = f"from dispfl import Peer; Peer.open({str(peer.folder)!r}).run(alone={alone})"
+        process = subprocess.Popen([sys.executable, "-c", code])
         started.append(process)
         return process
 
     yield start
     for process in started:
         process.kill()
-        process.join()
-
-
-def run_peer(folder: Path, alone: bool) -> None:
-    Peer.open(folder).run(alone=alone)
+        process.wait()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -66,7 +61,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_two_sites_train_together_and_one_exports_its_model(
-    make_peer: MakePeer, start: Callable[..., BaseProcess], tmp_path: Path
+    make_peer: MakePeer, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     alice, bob = make_peer("alice"), make_peer("bob")
     assert alice.accept(bob.invite()).state == "pending"
@@ -79,7 +74,7 @@ def test_two_sites_train_together_and_one_exports_its_model(
     node = threading.Thread(target=lambda: runs.append(alice.run()))  # not the main thread
     node.start()
     node.join(PATIENCE)
-    process.join(PATIENCE)
+    process.wait(PATIENCE)
     [run] = runs
 
     assert len(run.metrics) == 2
@@ -96,7 +91,7 @@ def test_two_sites_train_together_and_one_exports_its_model(
 
 
 def test_stop_ends_a_node_in_another_process_and_it_resumes(
-    make_peer: MakePeer, start: Callable[..., BaseProcess]
+    make_peer: MakePeer, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     alice = make_peer("alice", rounds=100_000)
     process = start(alice)
@@ -105,8 +100,7 @@ def test_stop_ends_a_node_in_another_process_and_it_resumes(
 
     assert alice.stop(timeout=PATIENCE)
 
-    process.join(PATIENCE)
-    assert process.exitcode == 0
+    assert process.wait(PATIENCE) == 0
     stopped = alice.status()
     assert (stopped.state, stopped.running) == ("stopped", False)
     assert not alice.stop()  # it does not run
