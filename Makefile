@@ -29,7 +29,7 @@ reference: $(VENV)/.installed
 	$(BIN)/python -m dispfl.cli.reference docs/reference
 
 # tests/messages.json, the wording of all messages that tests expect; look at its difference.
-MESSAGES = build/messages
+MESSAGES = $(CURDIR)/build/messages
 messages: $(VENV)/.installed
 	rm -rf $(MESSAGES)
 	DISPFL_MESSAGES=$(MESSAGES) $(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
