@@ -1,12 +1,14 @@
 """Where the files of runs and sites are, and crash-safe writing.
 
-After a crash at any moment, readers find the old file or the new one, never half of one. Imports no
-torch: commands that look after a site start at once.
+After a crash at any moment, readers find the old file or the new one, never half of one. What root
+creates belongs to the owner of its folder: a service that runs as another user can use it. Imports
+no torch: commands that look after a site start at once.
 """
 
 import contextlib
 import errno
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,8 +36,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     """
     temporary = path.with_name(f".{path.name}.partial")
     with plain_disk_errors(path):
+        temporary.unlink(missing_ok=True)  # of a killed process, or a link
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
+                leave_to_owner(file.fileno(), path.parent)
                 file.write(content)
                 file.flush()
                 if durable:
@@ -54,7 +58,7 @@ def append_durably(path: Path, content: bytes) -> None:
     A last line that a power failure has truncated is ended first, so that it does not absorb the
     next one.
     """
-    with plain_disk_errors(path), path.open("a+b") as file:
+    with plain_disk_errors(path), os.fdopen(open_or_create(path, os.O_APPEND), "a+b") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -62,6 +66,45 @@ def append_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def open_or_create(path: Path, flags: int = 0, mode: int = 0o666) -> int:
+    """Open a file for reading and writing; return its descriptor."""
+    flags |= os.O_RDWR | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+        leave_to_owner(descriptor, path.parent)
+        return descriptor
+    return os.open(path, flags)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder and its parents, unless it exists."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(mode, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        leave_to_owner(descriptor, path.parent)
+    finally:
+        os.close(descriptor)
+
+
+def leave_to_owner(descriptor: int, folder: Path) -> None:
+    """Give a new file to the owner of its folder, if root has created it."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def user_name(number: int) -> str:
+    """The name of a user, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def sync_folder(folder: Path) -> None:
@@ -87,4 +130,17 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
         reason = problem.strerror or problem
         if problem.errno == errno.ENOENT and not path.parent.exists():
             reason = f"the folder {path.parent} does not exist; create it first"
+        elif problem.errno == errno.EACCES:
+            reason = f"{reason}{_foreign_owner(path)}"
         raise RunError(f"{path} could not be written: {reason}.") from problem
+
+
+def _foreign_owner(path: Path) -> str:
+    """`; it belongs to root, and you are dispfl`, if a file or its folder is another user's."""
+    for place in (path, path.parent):
+        with contextlib.suppress(OSError):
+            owner = place.stat().st_uid
+            if owner != os.geteuid():
+                owner_name = user_name(owner)
+                return f"; {place} belongs to {owner_name}, and you are {user_name(os.geteuid())}"
+    return ""

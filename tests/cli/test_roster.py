@@ -125,7 +125,7 @@ def test_a_fork_is_refused_and_shown(folder: Path) -> None:
     roster.write_text(draft)
     peer("roster", "add", roster, folder / "carol.invite")
     sign(folder, "ann", "cat")
-    assert "Refused: version 1 of the roster was signed with another content" in peer(
+    assert "Refused: version 1 does not succeed the roster that is in force" in peer(
         "accept", alice, roster, code=1
     )
     assert "FORK: another roster with version 1 was signed" in peer("status", alice)

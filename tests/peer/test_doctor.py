@@ -351,9 +351,11 @@ def test_a_key_of_another_user_is_a_warning(make_site: MakeSite) -> None:
         pytest.skip("only root can give files away")
     alice = make_site("alice")
     shutil.chown(alice.folder / "identity/key.pem", user=65534)
-    found = next(iter(examine(alice.folder)))
-    assert (found.topic, found.level) == ("key", Level.WARNING)
-    assert "sudo -u" in found.advice
+    findings = examine(alice.folder)
+    assert next(findings).topic == "files"
+    key = next(findings)
+    assert (key.topic, key.level) == ("key", Level.WARNING)
+    assert "sudo -u" in key.advice
 
 
 def test_saved_rounds_are_read_and_damage_and_another_spec_are_named(make_site: MakeSite) -> None:

@@ -166,11 +166,10 @@ def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
     from dispfl.peer.membership.roster import Roster
 
     roster = Roster.read(text)
-    before = site.members.file.current()
     after = site.members.accept_roster(roster, fingerprint)
-    if after.forks != before.forks:
+    if after.is_fork(roster):
         typer.echo(
-            f"Refused: version {roster.version} of the roster was signed with another content, see"
+            f"Refused: version {roster.version} does not succeed the roster that is in force, see"
             " peer status."
         )
         raise typer.Exit(1)

@@ -88,12 +88,18 @@ def _roster_text(roster: "RosterStatus") -> str:
         f"Roster version {roster.version} with {roster.members} sites, signed by"
         f" {', '.join(roster.signed_by)}; fingerprint of its administrators {roster.fingerprint}"
     )
-    for digest in roster.forks:
-        text += (
-            f"\nFORK: another roster with version {roster.version} was signed, {digest[:16]}..."
-            f" instead of {roster.digest[:16]}...; it is refused. The administrators have to"
-            " sign a newer version."
-        )
+    for fork in roster.forks:
+        text += f"\nFORK: another roster with version {fork.version} was signed, "
+        if fork.version == roster.version:
+            text += (
+                f"{fork.digest[:16]}... instead of {roster.digest[:16]}...; it is refused. The"
+                " administrators have to sign a newer version."
+            )
+        else:
+            text += (
+                f"{fork.digest[:16]}..., too far ahead; it is refused. Ask the administrators. If"
+                " this site has missed so many, accept the roster again with --fingerprint."
+            )
     return text
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.membership.invite import Invite, InviteError
-from dispfl.peer.membership.member_list import Member, State
+from dispfl.peer.membership.member_list import Fork, Member, State
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.site import Site, SiteInfo
 
@@ -63,11 +63,12 @@ class RosterStatus:
     signed_by: list[str]
     members: int
     """The number of sites on it."""
-    forks: list[str]
-    """Digests of other rosters with the same version, which are refused."""
+    forks: list[Fork]
+    """Other rosters of the same administrators that are refused: with the same version, or too far
+    ahead."""
 
     @classmethod
-    def of(cls, roster: Roster, forks: Iterable[str]) -> "RosterStatus":
+    def of(cls, roster: Roster, forks: Iterable[Fork]) -> "RosterStatus":
         """Describe a roster."""
         return cls(
             roster.version,
@@ -240,6 +241,7 @@ class Peer:
         from dispfl.peer.run_site import run_site
         from dispfl.runs.run import Run
 
+        self.site.check_user()
         run_site(self.site, log_json, alone=alone)
         return Run.load(self.folder)
 

@@ -16,13 +16,22 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
-from dispfl.files import RUN, SITE, plain_disk_errors, write_atomically
+from dispfl.files import (
+    RUN,
+    SITE,
+    make_folder,
+    open_or_create,
+    plain_disk_errors,
+    user_name,
+    write_atomically,
+)
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
@@ -140,7 +149,7 @@ class Site:
                 f"{folder} exists and is not empty; choose another folder for the new site."
             )
         with plain_disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             folder.chmod(0o700)  # it holds models and the key
         Identity.make(info.name).save(folder / IDENTITY)
         MembersFile.create(folder / MEMBERS, info.name, info.federation)
@@ -216,6 +225,17 @@ class Site:
                 f" one rotation an hour: repeat the command in {remaining / 60:.0f} minutes."
             )
 
+    def check_user(self) -> None:
+        """Refuse to run the site as root if it is another user's, who could not use its files."""
+        owner = self.folder.stat().st_uid
+        if os.geteuid() == 0 and owner != 0:
+            name = user_name(owner)
+            raise RunError(
+                f"{self.folder} belongs to the user {name}, and you are root, so {name} could not"
+                f" use what the node writes. Run: sudo -u {name} dispfl peer run"
+                f" {quote(str(self.folder))}"
+            )
+
     def is_running(self) -> bool:
         """Whether a node holds the run folder's lock, which ends with its process."""
         try:
@@ -233,7 +253,7 @@ class Site:
     def request_stop(self) -> None:
         """Ask the running node to stop, as SIGTERM does."""
         with plain_disk_errors(self.run_folder / STOP):
-            (self.run_folder / STOP).touch()
+            os.close(open_or_create(self.run_folder / STOP))
 
     def is_stop_requested(self) -> bool:
         """Whether the node was asked to stop."""

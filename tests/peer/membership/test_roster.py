@@ -15,6 +15,7 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.audit_log import read_audit
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
+from dispfl.peer.membership.member_list import Fork, MemberList
 from dispfl.peer.membership.members import MembersFile
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster, RosterError
@@ -251,7 +252,7 @@ def test_two_rosters_with_one_version_are_a_fork_which_is_refused_and_shown_unti
     before = states(members)
     for _ in range(2):
         members.merge_roster(other.text)
-    assert (states(members), members.file.current().forks) == (before, (other.digest,))
+    assert (states(members), members.file.current().forks) == (before, (Fork(2, other.digest),))
     assert not members.merge_roster(
         replace(one, signatures={**one.signatures, **one.signed_by(CAT).signatures}).text
     )
@@ -260,6 +261,61 @@ def test_two_rosters_with_one_version_are_a_fork_which_is_refused_and_shown_unti
     third = one.with_members([invite_of(DAVE)]).signed_by(ANN).signed_by(BEN)
     members.merge_roster(third.text)
     assert members.file.current().forks == ()
+
+
+def at_version(version: int) -> Roster:
+    """The roster without carol, signed with any version by two administrators."""
+    draft = replace(FIRST.without_members(["carol"]), version=version)
+    signatures = {"ann": ANN.sign(draft._signed()), "ben": BEN.sign(draft._signed())}
+    return replace(draft, signatures=signatures)
+
+
+@pytest.mark.parametrize("version", [1002, 10**6, 2**53])
+def test_a_roster_that_jumps_too_far_is_refused_and_shown_and_the_next_one_follows(
+    members: MembersFile, version: int
+) -> None:
+    """After the largest version there is no other: whoever smuggles it in would freeze the list."""
+    jumped = at_version(version)
+    assert members.merge_roster(jumped.text)
+    for _ in range(2):
+        assert not members.merge_roster(jumped.text)
+        assert members.accept_roster(jumped).is_fork(jumped)
+    member_list = members.file.current()
+    assert (member_list.roster, member_list.forks) == (FIRST, (Fork(version, jumped.digest),))
+    assert not member_list.lacks_roster(version, jumped.digest, jumped.fingerprint)
+    assert reopened(members).forks == member_list.forks
+    assert read_audit(members.path.parent)[-1]["version"] == version
+
+    assert members.merge_roster(at_version(2).text)
+    assert members.file.current().forks == ()
+    assert states(members)["carol"] == "revoked by roster"
+
+
+def test_a_site_follows_after_many_missed_versions_and_after_more_with_the_fingerprint(
+    members: MembersFile,
+) -> None:
+    assert members.merge_roster(at_version(1001).text)
+    far = at_version(500_000)
+    assert members.merge_roster(far.text)
+    assert members.accept_roster(far).is_fork(far)
+    assert members.accept_roster(far, FIRST.fingerprint).roster == far
+    assert members.accept_roster(FIRST, FIRST.fingerprint).roster == far  # never back
+
+
+def test_no_site_begins_with_a_version_that_few_can_succeed_and_nobody_signs_it(
+    tmp_path: Path,
+) -> None:
+    members = MembersFile.create(tmp_path / "members.json", "bob", "hospitals")
+    with pytest.raises(RosterError, match="and no site accepts one above 1000000"):
+        members.accept_roster(at_version(2**53), FIRST.fingerprint)
+    with pytest.raises(RosterError, match="Somebody has edited it"):
+        replace(FIRST, version=2**53, signatures={}).signed_by(ANN)
+    assert members.accept_roster(at_version(10**6), FIRST.fingerprint).roster
+
+
+def reopened(members: MembersFile) -> MemberList:
+    """The list in the file."""
+    return MembersFile(members.path, members.name, members.federation).file.current()
 
 
 @pytest.mark.parametrize(

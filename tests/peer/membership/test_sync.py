@@ -23,7 +23,7 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import to_bytes
-from dispfl.peer.membership.member_list import Member, MemberList
+from dispfl.peer.membership.member_list import Fork, Member, MemberList
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SiteMembership, SyncMessage, check_progress
@@ -151,7 +151,10 @@ def test_removal_from_a_roster_is_revocation_at_the_next_sync(
     fork = first.without_members(["alice"]).signed_by(ann)
     alice.members.file.update(lambda members: replace(members, roster=fork), "a test")
     sync_members(bob, alice)
-    assert (bob.members.names(), bob.members.file.current().forks) == (["alice"], (fork.digest,))
+    assert (bob.members.names(), bob.members.file.current().forks) == (
+        ["alice"],
+        (Fork(2, fork.digest),),
+    )
 
 
 class RecordingTransport:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pwd
 import resource
 import shutil
 import time
@@ -16,7 +15,7 @@ import torch
 from dispfl.core.allocator import keep_heap
 from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
 from dispfl.errors import DamagedError, DispflError
-from dispfl.files import RUN
+from dispfl.files import RUN, SITE, is_site, user_name
 from dispfl.peer.doctor.findings import (
     Finding,
     check_certificate,
@@ -27,10 +26,11 @@ from dispfl.peer.doctor.findings import (
     warning,
 )
 from dispfl.peer.doctor.network import check_network
+from dispfl.peer.membership.audit_log import AUDIT
 from dispfl.peer.membership.identity import KEY, IdentityError
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
-from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.site import IDENTITY, MEMBERS, Site
 from dispfl.peer.state.store import PrivateRounds, difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
@@ -41,6 +41,7 @@ def examine(folder: Path) -> Iterator[Finding]:
 
     The site's node may be running or not. What a check trains is not kept.
     """
+    yield from check_owner(folder)
     try:
         site = Site.open(folder)
     except DispflError as problem:
@@ -72,12 +73,37 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from check_network(site, setup, config, status, running=running)
 
 
+def check_owner(folder: Path) -> Iterator[Finding]:
+    """Check that what this software writes into the folder belongs to its owner, who runs the
+    node."""
+    if not is_site(folder):
+        return
+    owner = folder.stat().st_uid
+    foreign = []
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder).parts[0]
+        is_ours = place in (SITE, IDENTITY, MEMBERS, AUDIT, RUN) or place.startswith(".")
+        with contextlib.suppress(FileNotFoundError):  # a running node deletes files
+            if is_ours and path.lstat().st_uid != owner:
+                foreign.append(path)
+    if not foreign:
+        return
+    text = (
+        f"{folder} belongs to {user_name(owner)}, but not {foreign[0].relative_to(folder)}, which"
+        " root or another user has created"
+    )
+    if len(foreign) > 1:
+        text += f" ({len(foreign)} such files)"
+    chown = f"chown -R -h {user_name(owner)} {quote(str(folder))}"
+    yield failure("files", text, f"Run as root: {chown}")
+
+
 def check_key(site: Site) -> Finding:
     """Check whom the key belongs to; `Site.open` has refused one that others can read."""
     owner = (site.folder / IDENTITY / KEY).stat().st_uid
     if owner != os.geteuid():
-        name = _user(owner)
-        text = f"it belongs to the user {name}, and you are {_user(os.geteuid())}"
+        name = user_name(owner)
+        text = f"it belongs to the user {name}, and you are {user_name(os.geteuid())}"
         command = f"sudo -u {name} dispfl peer doctor ..."
         return warning("key", text, f"Run every command as the user who runs the node: {command}")
     if site.folder.stat().st_mode & 0o077:
@@ -269,10 +295,3 @@ def disk_finding(folder: Path, needed: float) -> Finding:
     if free < 2 * missing:
         return warning("disk", text, "Free some space: other files grow, too.")
     return ok("disk", text)
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

@@ -52,9 +52,10 @@ def _roster_changes(before: MemberList, after: MemberList, roster: Roster) -> It
     if before.roster is None or roster.digest != before.roster.digest:
         signers = ",".join(sorted(roster.signatures))
         yield Change("roster", "", roster.fingerprint, {**detail, "signed_by": signers})
-    for digest in after.forks:
-        if digest not in before.forks:
-            yield Change("roster fork", "", roster.fingerprint, {**detail, "other": digest[:16]})
+    for fork in after.forks:
+        if fork not in before.forks:
+            detail = {"version": fork.version, "other": fork.digest[:16]}
+            yield Change("roster fork", "", roster.fingerprint, detail)
 
 
 def _member_changes(before: Member | None, after: Member) -> Iterator[Change]:

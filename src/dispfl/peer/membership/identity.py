@@ -20,7 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from dispfl.errors import ConfigError, DispflError
-from dispfl.files import plain_disk_errors, sync_folder, write_atomically
+from dispfl.files import (
+    leave_to_owner,
+    make_folder,
+    plain_disk_errors,
+    sync_folder,
+    write_atomically,
+)
 from dispfl.peer.membership.address import check_name
 
 _MAX_CERTIFICATE_BYTES = 4096  # typical size: 400
@@ -220,7 +226,7 @@ class Identity:
         still has its certificate among them.
         """
         with plain_disk_errors(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
         write_atomically(folder / CERTIFICATE, b"".join(map(_pem, self.chain)))
         write_privately(folder / KEY, _key_pem(self.key, serialization.NoEncryption()))
 
@@ -329,6 +335,7 @@ def write_privately(path: Path, content: bytes) -> None:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
+                leave_to_owner(descriptor, path.parent)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import DispflError, MessageError, RunError
-from dispfl.files import plain_disk_errors, write_atomically
+from dispfl.files import open_or_create, plain_disk_errors, write_atomically
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import append_changes, changes, limited
 from dispfl.peer.membership.identity import common_name, der, read_certificate
-from dispfl.peer.membership.member_list import Edit, Member, MemberList
+from dispfl.peer.membership.member_list import Edit, Fork, Member, MemberList
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster
 
@@ -203,7 +203,7 @@ class ListFile:
 def file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock across processes; it ends with the process, however that ends."""
     with plain_disk_errors(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = open_or_create(path, mode=0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -256,7 +256,7 @@ class _Reader:
         self._own: MemberRecord | None = None
         self._members: dict[str, Member] = {}
         self._roster: Roster | None = None
-        self._forks: tuple[str, ...] = ()
+        self._forks: tuple[Fork, ...] = ()
         self._unreadable: list[bytes] = []
         self.problems: list[str] = []
 
@@ -285,7 +285,7 @@ class _Reader:
             self._members[member.name] = member
         elif "roster" in entry:
             self._roster = Roster.from_json(entry["roster"])
-            self._forks = tuple(map(str, entry["forks"]))
+            self._forks = tuple(Fork(int(version), str(fork)) for version, fork in entry["forks"])
         else:
             self._own = MemberRecord.parse(entry["own"])
 
@@ -303,8 +303,9 @@ def member_line(member: Member) -> bytes:
     return line
 
 
-def _roster_line(roster: Roster, forks: tuple[str, ...]) -> bytes:
-    return f'{{"roster":{roster.text},"forks":{json.dumps(forks)}}}'.encode()
+def _roster_line(roster: Roster, forks: tuple[Fork, ...]) -> bytes:
+    refused = [[fork.version, fork.digest] for fork in forks]
+    return f'{{"roster":{roster.text},"forks":{json.dumps(refused)}}}'.encode()
 
 
 def _check_header(content: bytes) -> bytes:

@@ -14,7 +14,7 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import der, descends_from, fingerprint, key_digest
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.records import MemberRecord
-from dispfl.peer.membership.roster import Roster
+from dispfl.peer.membership.roster import MAX_VERSION_STEP, Roster
 from dispfl.wire.refusals import Refusal, refuse
 
 ROTATION_INTERVAL = 3600.0
@@ -22,7 +22,7 @@ ROTATION_INTERVAL = 3600.0
 MAX_RETIRED = 256
 """Former keys that are remembered of a member."""
 MAX_FORKS = 8
-"""Rosters with the same version that are remembered."""
+"""Refused rosters of the accepted administrators that are remembered."""
 
 State = Literal["pending", "accepted", "revoked"]
 
@@ -117,14 +117,22 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """A roster that the accepted administrators have signed, and that does not succeed ours."""
+
+    version: int
+    """That of our roster, or one that is too far ahead of it."""
+    digest: str
+
+
+@dataclass(frozen=True)
 class MemberList:
     """Own record, the other members, and the roster that this site has accepted."""
 
     own: MemberRecord | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
     roster: Roster | None = None
-    forks: tuple[str, ...] = ()
-    """Digests of other rosters with the same version, signed by the same administrators."""
+    forks: tuple[Fork, ...] = ()
     unreadable: tuple[bytes, ...] = ()
     """Lines of the members file that this version cannot read. They are kept."""
 
@@ -218,21 +226,34 @@ class MemberList:
         current = self.roster
         if current is None or administrators != current.fingerprint:
             return False
+        if any(fork.digest == digest for fork in self.forks):
+            return False
         if version != current.version:
             return version > current.version
-        return digest != current.digest and digest not in self.forks
+        return digest != current.digest
 
-    def with_newer_roster(self, roster: Roster, name: str) -> "MemberList":
+    def with_newer_roster(
+        self, roster: Roster, name: str, *, any_step: bool = False
+    ) -> "MemberList":
         """Apply a verified roster of the accepted administrators if it is newer.
 
-        Of two rosters with one version, the first stays in force.
+        Of two rosters with one version, the first stays in force. One that is too far ahead is
+        refused as well, unless `any_step`: nothing could succeed the largest version.
         """
+        current = self.roster
+        if current is None or roster.fingerprint != current.fingerprint:
+            return self
+        steps = roster.version - current.version
+        if 0 < steps <= MAX_VERSION_STEP or (any_step and steps > 0):
+            return self.with_roster(roster, name)
         if not self.lacks_roster(roster.version, roster.digest, roster.fingerprint):
             return self
-        assert self.roster is not None
-        if roster.version > self.roster.version:
-            return self.with_roster(roster, name)
-        return replace(self, forks=(*self.forks, roster.digest)[-MAX_FORKS:])
+        fork = Fork(roster.version, roster.digest)
+        return replace(self, forks=(*self.forks, fork)[-MAX_FORKS:])
+
+    def is_fork(self, roster: Roster) -> bool:
+        """Whether a roster was refused because it does not succeed ours."""
+        return any(fork.digest == roster.digest for fork in self.forks)
 
 
 def _listed(member: Member | None, invite: Invite) -> Member:

@@ -263,11 +263,14 @@ class MembersFile:
                 f" {told_fingerprint}. Nothing was accepted: ask the administrators for the roster"
                 " again, over another channel."
             )
+        if told_fingerprint is not None:
+            roster.check_first()
 
         def accepted(member_list: MemberList) -> MemberList:
             current = member_list.roster
             if current is not None and current.fingerprint == roster.fingerprint:
-                return member_list.with_newer_roster(roster, self.name)
+                was_compared = told_fingerprint is not None
+                return member_list.with_newer_roster(roster, self.name, any_step=was_compared)
             if told_fingerprint is None:
                 raise RosterError(
                     f"The fingerprint of the roster's administrators is {roster.fingerprint}."

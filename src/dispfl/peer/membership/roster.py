@@ -37,6 +37,11 @@ MAX_ROSTER_BYTES = 8_000_000
 """Maximum size of a roster: about 12,000 members."""
 _MAX_ADMINS = 20
 _MAX_VERSION = 2**53
+MAX_FIRST_VERSION = 1_000_000
+"""The newest version that a site may begin with, far below the largest: every roster in force can
+be succeeded."""
+MAX_VERSION_STEP = 1000
+"""Versions that a site may have missed before it follows a newer roster by itself."""
 _FIELDS = {"federation", "version", "threshold", "admins", "members"}
 
 
@@ -178,6 +183,15 @@ class Roster:
             )
         return replace(self, signatures={name: self.signatures[name] for name in signers})
 
+    def check_first(self) -> None:
+        """Refuse a version that no site may begin with."""
+        if self.version > MAX_FIRST_VERSION:
+            raise RosterError(
+                f"The roster has version {self.version}, and no site accepts one above"
+                f" {MAX_FIRST_VERSION}: versions count the changes. Somebody has edited it: begin"
+                " again with the last file that you have signed."
+            )
+
     def _has_signed(self, name: str) -> bool:
         if name not in self.admins:
             return False
@@ -240,6 +254,7 @@ class Roster:
 
     def signed_by(self, key: Ed25519PrivateKey) -> "Roster":
         """Add an administrator's signature."""
+        self.check_first()
         public = key.public_key().public_bytes_raw()
         for name, admin in self.admins.items():
             if admin == public:
