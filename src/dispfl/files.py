@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dispfl.errors import RunError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SITE, RUN, SITES = "site.toml", "run", "sites"
 """A real site's settings and its run directory, and the folder of the sites of `dispfl up`."""
 
@@ -56,16 +57,25 @@ def append_durably(path: Path, content: bytes) -> None:
     """Append lines to a file, and wait until they are on the disk.
 
     A last line that a power failure has truncated is ended first, so that it does not absorb the
-    next one.
+    next one. What a full disk takes of the lines is removed again.
     """
-    with plain_disk_errors(path), os.fdopen(open_or_create(path, os.O_APPEND), "a+b") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                content = b"\n" + content
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    with plain_disk_errors(path):
+        descriptor = open_or_create(path, os.O_APPEND)
+        with os.fdopen(descriptor, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    content = b"\n" + content
+            try:
+                remaining = memoryview(content)
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
+                os.fsync(descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):  # not of a file that can only be appended to
+                    file.truncate(size)
+                raise
 
 
 def open_or_create(path: Path, flags: int = 0, mode: int = 0o666) -> int:
@@ -116,13 +126,19 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_disk_full(error: RunError) -> bool:
+    """Whether an error of `plain_disk_errors` is about missing space."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in DISK_FULL
+
+
 @contextlib.contextmanager
 def plain_disk_errors(path: Path) -> Iterator[None]:
     """Turn OS errors into a sentence: the disk is full, or a path cannot be written."""
     try:
         yield
     except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if problem.errno in DISK_FULL:
             raise RunError(
                 f"The disk is full: {path} could not be written. Everything saved before is intact;"
                 " free some space and start again; a run is resumed with --resume."

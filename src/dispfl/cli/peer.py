@@ -283,10 +283,9 @@ def log(
 
     Example: dispfl peer log alice
     """
-    from dispfl.peer.membership.audit_log import read_audit
     from dispfl.peer.site import Site
 
-    for entry in read_audit(Site.open(directory).folder):
+    for entry in Site.open(directory).members.file.audit_log():
         if as_json:
             typer.echo(json.dumps(entry))
         else:

@@ -33,7 +33,7 @@ from dispfl.files import (
     write_atomically,
 )
 from dispfl.peer.membership.address import Address, check_name
-from dispfl.peer.membership.audit_log import Change, append_changes, operator
+from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
@@ -209,8 +209,8 @@ class Site:
             successor = current.rotate()
             detail = {"before": current.fingerprint}
             change = Change("rotated", self.name, successor.fingerprint, detail)
-            append_changes(self.folder, [change], operator())
             successor.save(folder)
+            self.members.file.update(lambda members: members, operator(), [change])
         return successor
 
     def _check_rotation(self, identity: Identity) -> None:

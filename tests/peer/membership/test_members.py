@@ -476,7 +476,9 @@ def test_a_record_and_an_address_that_no_longer_parse_are_skipped_and_named(
     members.revoke("bob")
 
     def spoil(lines: list[Any]) -> None:
-        [bob] = [line["member"] for line in lines[1:] if line["member"]["name"] == "bob"]
+        [bob] = [
+            line["member"] for line in lines[1:] if line.get("member", {}).get("name") == "bob"
+        ]
         bob["address"] = bob["record"]["record"]["address"] = "[fe80::1%\n]:7600"
 
     edited(members, spoil)

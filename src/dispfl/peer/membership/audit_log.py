@@ -1,7 +1,8 @@
 """The audit log of a site: changes of members, keys, addresses and rosters, and who made them.
 
-One JSON object per line in the site's folder. Lines are only appended, before the change takes
-effect.
+One JSON object per line in the site's folder. Lines are only appended. An entry is first written
+into the members file, together with the change itself, and then appended to the log: the log has
+what happened and nothing else, whenever a disk is full or a process is killed.
 """
 
 import datetime
@@ -9,7 +10,7 @@ import getpass
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from dispfl.peer.membership.roster import Roster
 AUDIT = "audit.jsonl"
 MAX_ADDRESS_CHANGES = 20
 """Changes of one member's address that a process logs; a member may announce any number."""
+RECENT_BYTES = 100_000
+"""The end of the log in which entries are looked for."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,10 @@ def limited(changes: Iterable[Change], address_changes: Counter[str]) -> Iterato
         yield change
 
 
-def append_changes(folder: Path, changes: Iterable[Change], by: str | None = None) -> None:
-    """Append changes to a site's audit log; `by` is who made them, by default the member itself."""
+def audit_lines(changes: Iterable[Change], by: str | None = None) -> tuple[str, ...]:
+    """The entries of changes; `by` is who made them, by default the member itself."""
     timestamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    lines = ""
+    lines = []
     for change in changes:
         entry = {
             "time": timestamp,
@@ -104,19 +107,43 @@ def append_changes(folder: Path, changes: Iterable[Change], by: str | None = Non
             "by": by or change.member,
             **change.detail,
         }
-        lines += json.dumps(entry) + "\n"
+        lines.append(json.dumps(entry))
+    return tuple(lines)
+
+
+def append_audit(folder: Path, lines: Sequence[str]) -> None:
+    """Append entries to a site's audit log."""
     if lines:
-        append_durably(folder / AUDIT, lines.encode())
+        append_durably(folder / AUDIT, _block(lines))
 
 
-def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a site's audit log, oldest first."""
+def missing_in_audit(folder: Path, lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the entries, which were appended together, or nothing if the log has them."""
+    block = _block(lines)
     try:
-        lines = (folder / AUDIT).read_bytes().splitlines()
+        with (folder / AUDIT).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(block) - RECENT_BYTES))
+            is_logged = block in file.read()
+    except OSError:
+        is_logged = False
+    return () if is_logged else lines
+
+
+def _block(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def read_audit(folder: Path, unlogged: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Return the entries of a site's audit log, oldest first, and those that it still lacks."""
+    lines: list[bytes] = []
+    try:
+        lines += (folder / AUDIT).read_bytes().splitlines()
     except FileNotFoundError:
-        return []
+        pass
     except OSError as problem:
         raise RunError(f"{folder / AUDIT} cannot be read: {problem.strerror}.") from None
+    lines += [entry.encode() for entry in unlogged]
     entries = []
     for line in lines:
         try:

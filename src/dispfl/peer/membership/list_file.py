@@ -6,12 +6,16 @@ update reads the current file under a lock and replaces it atomically. What othe
 takes effect at once and is saved about once a second, so that a thousand records do not write the
 file a thousand times; if a crash loses it, the next sync brings it again.
 
+Decisions, such as a revocation, are possible on a full disk: space for them is reserved. A change
+and its entries for the audit log are one write; the log gets them afterwards.
+
 The file has a header with a digest, then one line of JSON for each entry:
 
     {"format":"dispfl members","version":2,"digest":"..."}       SHA-256 of all following lines
     {"own":{...}}                                                this site's record
     {"member":{"name":"bob","state":"accepted",...}}
     {"roster":{...},"forks":[]}
+    {"unlogged":["..."]}                                         the last change's log entries
 
 The digest detects damage. It does not protect against people who can write the file: they are the
 site's operators. So records in it, which were verified when they were received, are not verified
@@ -28,17 +32,27 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dispfl.errors import DispflError, MessageError, RunError
-from dispfl.files import open_or_create, plain_disk_errors, write_atomically
+from dispfl.files import is_disk_full, open_or_create, plain_disk_errors, write_atomically
 from dispfl.peer.membership.address import Address, check_name
-from dispfl.peer.membership.audit_log import append_changes, changes, limited
+from dispfl.peer.membership.audit_log import (
+    Change,
+    append_audit,
+    audit_lines,
+    changes,
+    limited,
+    missing_in_audit,
+    read_audit,
+)
 from dispfl.peer.membership.identity import common_name, der, read_certificate
 from dispfl.peer.membership.member_list import Edit, Fork, Member, MemberList
 from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.reserve import Reserve
 from dispfl.peer.membership.roster import Roster
 
 SAVE_INTERVAL = 1.0
@@ -50,6 +64,7 @@ class ListFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._folder = path.parent
         self.lock = threading.RLock()
         """Guards this object, for moments."""
         self._writing = threading.Lock()
@@ -61,8 +76,9 @@ class ListFile:
         self.decisions = 0
         """Increases whenever anything but an announcement of a member changes the list."""
         self._stamp: tuple[int, ...] = ()
-        self._list = self._saved = self._audited = MemberList()
-        """The list, as it is in the file, and as the audit log has it."""
+        self._list = self._saved = MemberList()
+        """The list, and as it is in the file."""
+        self._reserve = Reserve(path)
         self._unsaved: dict[str, Edit] = {}
         """What members have announced since the file was written, by what it is about: of that only
         the newest."""
@@ -73,7 +89,9 @@ class ListFile:
     @staticmethod
     def create(path: Path) -> None:
         """Create a file with an empty list."""
-        write_atomically(path, to_bytes(MemberList()))
+        content = to_bytes(MemberList())
+        write_atomically(path, content)
+        Reserve(path).keep(len(content))
 
     def current(self) -> MemberList:
         """Return the current list; the file is read only if it has changed."""
@@ -112,35 +130,57 @@ class ListFile:
                 self._set(after)
             return after is not before
 
-    def update(self, edit: Edit, by: str) -> MemberList:
+    def update(self, edit: Edit, by: str, notes: Sequence[Change] = ()) -> MemberList:
         """Apply a change to the current list, excluding other processes, and note it in the audit
-        log.
+        log, with `notes` about changes of other files.
 
         Lookups continue while the file is written.
         """
         with self._writing, file_lock(self.path.with_name(f".{self.path.name}.lock")):
             with self.lock:
                 announced = self.current()
+                saved = self._saved
                 after = edit(announced)
-                if after is self._saved:
-                    return after
-            self._audit(self._audited, announced)
-            self._audited = announced  # also if the file cannot be written: note it once
-            self._audit(announced, after, by)
-            write_atomically(self.path, to_bytes(after))
+            if after is saved and not notes:
+                return after
+
+            is_decision = after is not announced or bool(notes)
+            counted = self._address_changes.copy()
+            by_members = limited(changes(saved, announced), counted)
+            decided = limited([*changes(announced, after), *notes], counted)
+            lines = (
+                *missing_in_audit(self._folder, saved.unlogged),
+                *audit_lines(by_members),
+                *audit_lines(decided, by),
+            )
+            after = replace(after, unlogged=lines)
+            self._write(to_bytes(after), is_decision=is_decision)
+            with contextlib.suppress(RunError):  # a full disk: the next change appends them
+                append_audit(self._folder, lines)
             with self.lock:
-                self._saved = self._audited = after
+                self._saved = after
+                self._address_changes = counted
                 self._saved_at = time.monotonic()
                 self._stamp = self._stamp_now()
-                self.decisions += after is not announced
+                self.decisions += is_decision
                 self._set(self._with_unsaved())  # what was announced meanwhile is still to be saved
                 return self._list
 
-    def _audit(self, before: MemberList, after: MemberList, by: str | None = None) -> None:
-        """Note changes in the audit log."""
-        counted = self._address_changes.copy()
-        append_changes(self.path.parent, limited(changes(before, after), counted), by)
-        self._address_changes = counted
+    def _write(self, content: bytes, *, is_decision: bool) -> None:
+        """Replace the file; for a decision on a full disk, in the space that is reserved."""
+        try:
+            write_atomically(self.path, content)
+        except RunError as problem:
+            can_reserve_be_used = is_disk_full(problem) and self._reserve.holds(len(content))
+            if not is_decision or not can_reserve_be_used:
+                raise
+            self._reserve.replace(content)
+        self._reserve.keep(len(content))
+
+    def audit_log(self) -> list[dict[str, Any]]:
+        """Return the entries of the audit log, oldest first."""
+        unlogged = self.current().unlogged
+        return read_audit(self._folder, missing_in_audit(self._folder, unlogged))
 
     def save(self, *, if_due: bool = False) -> None:
         """Write what members have announced; if `if_due`, at most every `SAVE_INTERVAL` seconds."""
@@ -158,7 +198,6 @@ class ListFile:
                 f"{self.path} is damaged ({problem}). Restore it from a backup; a copy of it is"
                 f" kept as {copy.name}."
             ) from None
-        self._audited = self._saved  # noted by the process that wrote it
         self._stamp = stamp
         self.decisions += 1
         self._set(self._with_unsaved())
@@ -227,6 +266,8 @@ def to_bytes(members: MemberList) -> bytes:
     if members.roster:
         lines.append(_roster_line(members.roster, members.forks))
     lines += members.unreadable
+    if members.unlogged:
+        lines.append(_line({"unlogged": members.unlogged}))
     body = b"".join(line + b"\n" for line in lines)
     header = {"format": _FORMAT, "version": VERSION, "digest": hashlib.sha256(body).hexdigest()}
     return _line(header) + b"\n" + body
@@ -258,6 +299,7 @@ class _Reader:
         self._roster: Roster | None = None
         self._forks: tuple[Fork, ...] = ()
         self._unreadable: list[bytes] = []
+        self._unlogged: tuple[str, ...] = ()
         self.problems: list[str] = []
 
     def read(self, line: bytes) -> None:
@@ -283,6 +325,8 @@ class _Reader:
             member = _member(entry["member"], self.problems)
             member.__dict__["line"] = line
             self._members[member.name] = member
+        elif "unlogged" in entry:
+            self._unlogged = tuple(map(str, entry["unlogged"]))
         elif "roster" in entry:
             self._roster = Roster.from_json(entry["roster"])
             self._forks = tuple(Fork(int(version), str(fork)) for version, fork in entry["forks"])
@@ -292,7 +336,9 @@ class _Reader:
     def member_list(self) -> MemberList:
         """The list of all lines that were read."""
         unreadable = tuple(self._unreadable)
-        return MemberList(self._own, self._members, self._roster, self._forks, unreadable)
+        return MemberList(
+            self._own, self._members, self._roster, self._forks, unreadable, self._unlogged
+        )
 
 
 def member_line(member: Member) -> bytes:

@@ -135,6 +135,8 @@ class MemberList:
     forks: tuple[Fork, ...] = ()
     unreadable: tuple[bytes, ...] = ()
     """Lines of the members file that this version cannot read. They are kept."""
+    unlogged: tuple[str, ...] = ()
+    """Entries of the last change, which the audit log may still lack."""
 
     def with_member(self, member: Member) -> "MemberList":
         """Add or replace a member."""
