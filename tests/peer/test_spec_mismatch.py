@@ -6,8 +6,9 @@ from messages import refused
 from simulated_world import LIMIT, ROUNDS, World, events_about, reliable
 
 from dispfl.errors import RunError
+from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.node import Node
-from dispfl.peer.setup.spec import spec_digest
+from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
 from dispfl.testing.virtual_time import run
 
 
@@ -17,8 +18,7 @@ def test_a_peer_whose_spec_all_others_refuse_stops_with_their_message() -> None:
     async def story() -> None:
         tasks = [asyncio.create_task(world.live(name)) for name in ("000", "001")]
         await asyncio.sleep(1.0)
-        mismatched = world.node("002")
-        mismatched.ctx.spec = {**mismatched.ctx.spec, "rounds": "21"}
+        mismatched = with_other_spec(world, "002")
         try:
             with refused(RunError):
                 await mismatched.run(0, world.start["002"])
@@ -37,8 +37,8 @@ def test_a_peer_whose_spec_all_others_refuse_stops_with_their_message() -> None:
 def with_other_spec(world: World, name: str) -> Node:
     """A peer whose spec has one more round."""
     node = world.node(name)
-    node.ctx.spec = {**node.ctx.spec, "rounds": "21"}
-    node.ctx.spec_digest = spec_digest(node.ctx.spec)
+    spec = {**node.ctx.spec, "rounds": "21"}
+    node.ctx.versions = SpecVersions(SpecVersion(FIRST_VERSION, node.ctx.run, spec))
     return node
 
 

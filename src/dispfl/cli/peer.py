@@ -14,6 +14,7 @@ import typer
 
 from dispfl.cli.roster import INVITE, text_of
 from dispfl.cli.roster import app as roster_app
+from dispfl.cli.spec import app as spec_app
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True
 )
 app.add_typer(roster_app, name="roster")
+app.add_typer(spec_app, name="spec")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -124,7 +124,7 @@ def sign(
     """
     from dispfl.peer.membership.roster import read_admin_key
 
-    roster = _read(file).signed_by(read_admin_key(key))
+    roster = read_roster(file).signed_by(read_admin_key(key))
     _write(file, roster)
     typer.echo(_signatures(roster))
 
@@ -139,7 +139,7 @@ def show(
     """
     from dispfl.peer.membership.identity import readable_fingerprint
 
-    roster = _read(file)
+    roster = read_roster(file)
     members = roster.members().values()
     if as_json:
         facts = {
@@ -176,7 +176,7 @@ def show(
 
 
 def _change(file: Path, edit: Callable[["Roster"], "Roster"]) -> None:
-    before = _read(file)
+    before = read_roster(file)
     roster = edit(before)
     if roster is before:
         typer.echo("Nothing changes.")
@@ -208,7 +208,8 @@ def _echo_administrators(roster: "Roster") -> None:
         typer.echo(f"    {line}")
 
 
-def _read(file: Path) -> "Roster":
+def read_roster(file: Path) -> "Roster":
+    """Return the roster in a file."""
     from dispfl.peer.membership.roster import Roster, RosterError
 
     try:

@@ -109,7 +109,14 @@ class Client:
         return responses
 
     def _member_to_sync_with(self, t: int) -> list[str]:
-        """Choose a random reachable member, if there is one, to spread the records of members."""
+        """Choose a random reachable member, if there is one, to spread the records of members.
+
+        Those who follow a version of the spec that we lack come first.
+        """
+        newer = sorted(self.ctx.members_with_newer_spec)
+        self.ctx.members_with_newer_spec.clear()
+        if newer:
+            return newer[:1]
         silent_peers = self.ctx.status.silent_peers
         other_names = self.ctx.participants.other_names(t)
         reachable = [name for name in other_names if name not in silent_peers]
@@ -202,7 +209,8 @@ class ModelFetch:
                     self._mark_unreachable(problem.detail)
                     return None
             except Refused as refused:
-                if refused.reason != Refusal.REPLAYED:  # resumed too often: send a new request
+                is_resumed_too_often = refused.reason == Refusal.REPLAYED
+                if not is_resumed_too_often and not await self._learns_new_spec(refused):
                     raise
             else:
                 self._ctx.note_response(self._sender, response.header)
@@ -217,11 +225,22 @@ class ModelFetch:
             await asyncio.sleep(pause * (0.5 + rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
 
+    async def _learns_new_spec(self, refused: Refused) -> bool:
+        """Whether a refusal leads to a change of the spec that this peer has and we lacked."""
+        if refused.reason != Refusal.SPEC_MISMATCH:
+            return False
+        versions = self._ctx.versions
+        digest = versions.at(self._request.t).digest
+        await self._client.members.sync([self._sender])
+        return versions.at(self._request.t).digest != digest
+
     def _message(self, nonce: str) -> Request:
         is_failing = self._is_probe or self._failing_since is not None
         seconds = self._deadlines.probe_timeout if is_failing else self._deadlines.deadline
+        version = self._ctx.versions.at(self._request.t)
         header: dict[str, JSON] = {
-            "spec": self._ctx.spec_digest,
+            "spec": version.digest,
+            "spec_version": version.number,
             "round": self._request.t,
             "nonce": nonce,
             "hold": seconds / 2,

@@ -41,6 +41,12 @@ class Deadlines:
         self.awaits_unseen = True
         """Whether peers that never responded may still be starting."""
 
+    def use(self, settings: "DeadlineSettings") -> None:
+        """Take other settings, for the rounds from now on."""
+        self.min = settings.min
+        self.max = settings.max
+        self.factor = settings.factor
+
     # the startup period
 
     def start(self, now: float) -> None:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from dispfl.errors import MessageError
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
+from dispfl.peer.membership.sync import (
+    SyncMessage,
+    check_part,
+    check_progress,
+    request_changes,
+    request_roster,
+)
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.transport.base import Refused, Request, Transport, Unreachable
 from dispfl.wire.refusals import Refusal
@@ -34,7 +40,7 @@ class MemberSync:
         """Choose the members that a node greets when it starts: neighbours, and some others."""
         participants = self.ctx.participants
         neighbours = participants.neighbours(t)[:MAX_GREETED]
-        last_round = self.ctx.run.settings.rounds - 1  # also those that have joined meanwhile
+        last_round = self.ctx.rounds - 1  # also those that have joined meanwhile
         strangers = sorted(set(participants.other_names(last_round)) - set(neighbours))
         count = min(len(strangers), MAX_GREETED - len(neighbours))
         return neighbours + self.rng.sample(strangers, count)
@@ -69,6 +75,7 @@ class MemberSync:
                 async with asyncio.timeout(max(0.0, end - clock())):
                     await self._fetch_roster(name, greetings[name])
                     await self._fetch_records(name, greetings[name])
+                    await self._fetch_changes(name, greetings[name])
 
     async def _greet(self, name: str, greetings: dict[str, SyncMessage]) -> None:
         with self.problems_logged(name):
@@ -100,6 +107,18 @@ class MemberSync:
             parts.append(response.part)
             size = response.size
         await self.ctx.compute(lambda: self.ctx.membership.merge_roster("".join(parts)))
+
+    async def _fetch_changes(self, name: str, greeting: SyncMessage) -> None:
+        """Fetch the changes of the spec, and their signatures, that we lack.
+
+        Of the signatures that this peer lacks, it learns when it greets us.
+        """
+        versions = self.ctx.versions
+        changes = versions.changes()
+        if greeting.spec in (None, changes.state):
+            return
+        response = await self._request(name, request_changes(changes.version))
+        await self.ctx.compute(lambda: versions.merge(response.changes))
 
     async def _request(self, name: str, body: bytes) -> SyncMessage:
         """Send one sync request, and merge the records in the response."""

@@ -70,7 +70,7 @@ class Node:
         current = await self._federation_round(t)
         t = self._join(current) if t == 0 else self._skip_to(t, current)
 
-        while t < self.ctx.run.settings.rounds:
+        while t < self.ctx.rounds or await self._is_extended(t):
             t, state = await self._round(t, state)
 
         self.ctx.status.round = t
@@ -84,11 +84,11 @@ class Node:
         """Listen for requests, and begin the startup period."""
         ctx = self.ctx
         ctx.status.round = t
-        ctx.status.rounds = ctx.run.settings.rounds
+        ctx.status.rounds = ctx.rounds
         if t > 0:
             self.client.deadlines.skip_startup()
         await self.client.transport.serve(Server(ctx))
-        facts = {"round": t, "rounds": ctx.run.settings.rounds, "listening": ctx.listening}
+        facts = {"round": t, "rounds": ctx.rounds, "listening": ctx.listening}
         ctx.log("starting", facts)
         self.client.deadlines.start(asyncio.get_running_loop().time())
 
@@ -132,7 +132,7 @@ class Node:
         """Announce and return the first round of a new peer: 0, or the next one of a running
         federation."""
         ctx = self.ctx
-        rounds = ctx.run.settings.rounds
+        rounds = ctx.rounds
         first_round = federation_round + 1 if federation_round else 0
         if first_round and first_round >= rounds:
             raise RunError(
@@ -151,7 +151,7 @@ class Node:
 
     def _skip_to(self, t: int, federation_round: int) -> int:
         """Return the round to continue with: the federation's, at most the last one."""
-        current = max(t, min(federation_round, self.ctx.run.settings.rounds - 1))
+        current = max(t, min(federation_round, self.ctx.rounds - 1))
         if current > t:
             self.ctx.log("behind", {"round": t, "current": current})
         return current
@@ -185,6 +185,7 @@ class Node:
     def _begin_round(self, t: int, state: PeerState) -> PeerState:
         """Return the state that the round begins with."""
         ctx = self.ctx
+        self._use_version_of(t)
         ctx.status.round = t
         ctx.status.state = "fetching"
         ctx.status.deadline = self.client.deadlines.deadline
@@ -194,6 +195,18 @@ class Node:
         # Weights that are all zero were never trained, and must not be averaged in.
         ctx.joining = True
         return replace(state, model=masked(ctx.run.first_weights, state.next_mask))
+
+    def _use_version_of(self, t: int) -> None:
+        """Take the settings of the spec's version that is in force in round t."""
+        ctx = self.ctx
+        version = ctx.versions.at(t)
+        ctx.status.rounds = ctx.rounds
+        ctx.status.spec_version = version.number
+        if version.run is ctx.run:
+            return
+        ctx.run = version.run
+        ctx.on_changed_settings(version.run)
+        ctx.log("spec changed", {"round": t, "version": version.number})
 
     def _publish(self, t: int, state: PeerState) -> None:
         """Let other peers request our model, unless this peer has just joined and has none."""
@@ -251,6 +264,25 @@ class Node:
         ctx.log("round", fields)
 
     # after the last round
+
+    async def _is_extended(self, t: int) -> bool:
+        """Whether a change of the spec adds rounds.
+
+        A change that our operator has confirmed is waited for until the others have, too.
+        """
+        ctx = self.ctx
+        pause = MIN_BACKOFF
+        while t >= ctx.rounds:
+            confirmed = ctx.versions.changes().confirmed_by(ctx.name)
+            if not confirmed:
+                return False
+            if ctx.status.state != "waiting for signatures":
+                ctx.status.state = "waiting for signatures"
+                ctx.log("waiting for signatures", {"change": confirmed[0].summary})
+            await self.client.members.sync(ctx.participants.other_names(t))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5 * MAX_BACKOFF)
+        return True
 
     async def _serve_stragglers(self) -> None:
         """Serve our last models until the remaining peers have them or the deadline has passed."""

@@ -9,8 +9,10 @@ from dispfl.core.packed import PackedModel
 from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.membership.roster import Roster
+from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.membership.sync import Offer, SyncMessage
-from dispfl.peer.setup.spec import FederationSpec, spec_digest
+from dispfl.peer.setup.spec import FederationSpec, fixed_entries, spec_difference
+from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
 from dispfl.peer.state.log import EventLog, PeerLog, shortened
 from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
@@ -69,14 +71,14 @@ class Participants:
     """Who takes part in a round, and who receives models from whom."""
 
     def __init__(
-        self, name: str, run: RunContext, membership: Membership, peer_log: PeerLog
+        self, name: str, versions: SpecVersions, membership: Membership, peer_log: PeerLog
     ) -> None:
         self._name = name
-        self._run = run
+        self._versions = versions
         self._membership = membership
         self._log = peer_log
         self._last_names = [name]
-        self._last_links: tuple[int, list[str], Graph, list[str]] | None = None
+        self._last_links: tuple[int, list[str], int, Graph, list[str]] | None = None
 
     def names(self, t: int) -> list[str]:
         """All participants of round t, sorted; the last ones read if the member list cannot be
@@ -104,7 +106,8 @@ class Participants:
     def senders(self, t: int, state: PeerState) -> list[str]:
         """The peers whose models we request in round t."""
         graph, _ = self._links(t)
-        return list(gossip_senders(self._run, graph, self._name, t, state, self.names(t)))
+        run = self._versions.at(t).run
+        return list(gossip_senders(run, graph, self._name, t, state, self.names(t)))
 
     def _links(self, t: int) -> tuple[Graph, list[str]]:
         """Return whom we receive from in round t and who receives from us.
@@ -112,15 +115,16 @@ class Participants:
         All peers derive them from the seed. Those of the last round are cached.
         """
         names = self.names(t)
-        if self._last_links is None or self._last_links[:2] != (t, names):
+        version = self._versions.at(t)
+        if self._last_links is None or self._last_links[:3] != (t, names, version.number):
             try:
-                graph, receivers = exchange_row(self._run, t, names, self._name)
+                graph, receivers = exchange_row(version.run, t, names, self._name)
             except Exception as problem:  # a user's own topology may not fit every set of peers
                 detail = f"No neighbours: {type(problem).__name__}: {problem}"
                 self._log.event(self._name, "problem", round=t, detail=detail)
                 graph, receivers = {self._name: []}, []
-            self._last_links = (t, names, graph, receivers)
-        return self._last_links[2:]
+            self._last_links = (t, names, version.number, graph, receivers)
+        return self._last_links[3:]
 
 
 @dataclass
@@ -201,8 +205,10 @@ class NodeContext:
 
     name: str
     run: RunContext
+    """The context of the present round: a signed change of the spec may replace it."""
     codec: Codec
     spec: FederationSpec
+    """The first version of the spec."""
     membership: Membership
     executor: Callable[[Callable[[], Any]], Awaitable[Any]] = run_inline
     """Runs encoding and verification off the event loop."""
@@ -216,13 +222,20 @@ class NodeContext:
     """The listening address, for the log."""
     joining: bool = False
     """Whether this peer has just joined a running federation and has no model yet."""
+    versions: SpecVersions = None  # type: ignore[assignment]
+    """The versions of the spec; by default one, for all rounds."""
+    on_changed_settings: Callable[[RunContext], None] = lambda run: None
+    """Called before the first round with changed settings."""
 
     def __post_init__(self) -> None:
-        self.spec_digest = spec_digest(self.spec)
+        if self.versions is None:
+            self.versions = SpecVersions(SpecVersion(FIRST_VERSION, self.run, self.spec))
         self.peer_log = PeerLog(self.log)
-        self.participants = Participants(self.name, self.run, self.membership, self.peer_log)
+        self.participants = Participants(self.name, self.versions, self.membership, self.peer_log)
         self.status.refused = self.guard.refused
         self.guard.max_bytes += MODELS_PER_BUDGET * BYTES_PER_VALUE * self.codec.layout.size
+        self.members_with_newer_spec: set[str] = set()
+        """Members to sync with first: they follow a version of the spec that we lack."""
         self._offer: Offer | None = None
 
     async def compute(self, work: Callable[[], T]) -> T:
@@ -239,13 +252,32 @@ class NodeContext:
             about["privacy"] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "left": is_left}
         return about
 
+    # versions of the spec
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, by the newest version of the spec."""
+        return self.versions.latest.run.settings.rounds
+
+    def spec_difference(self, sender: str, spec: Mapping[str, str], version: JSON) -> str | None:
+        """Describe how a sender's spec differs from ours; None if both can take part.
+
+        Sites with different versions of the spec exchange its changes first. What no change may
+        touch is equal in all versions.
+        """
+        own_spec = dict(self.versions.latest.spec)
+        if version != self.versions.latest.number:
+            own_spec = fixed_entries(own_spec)
+            spec = fixed_entries(spec)
+        return spec_difference(own_spec, spec, f"at {self.name}", f"at {sender}")
+
     # what other peers say of themselves
 
     def note_message(self, name: str, t: JSON) -> None:
         """Note a request or response of a peer, and the round that it reports, if any."""
         reported_round = None
         if isinstance(t, int) and t >= 0:
-            reported_round = min(t, self.run.settings.rounds)  # a peer may report any number
+            reported_round = min(t, self.rounds)  # a peer may report any number
         self.status.peers[name].mark_seen(reported_round, asyncio.get_running_loop().time())
 
     def note_response(self, name: str, header: Mapping[str, JSON]) -> None:
@@ -266,7 +298,8 @@ class NodeContext:
 
     def sync_header(self) -> dict[str, JSON]:
         """The header of a sync request or response."""
-        return {"spec": dict(self.spec), **self.about_us()}
+        latest = self.versions.latest
+        return {"spec": dict(latest.spec), "spec_version": latest.number, **self.about_us()}
 
     async def offer(self) -> Offer:
         """What this peer passes on to others, prepared off the event loop, once per change."""
@@ -274,10 +307,12 @@ class NodeContext:
         def prepare() -> Offer:
             records = self.membership.records()
             roster = self.membership.roster()
+            changes = self.versions.changes()
             last = self._offer
-            if last is not None and last.records is records and last.roster is roster:
+            is_same_list = last is not None and last.records is records and last.roster is roster
+            if last is not None and is_same_list and last.changes is changes:
                 return last
-            return Offer(records, roster, last)
+            return Offer(records, roster, last, changes)
 
         self._offer = await self.compute(prepare)
         return self._offer
@@ -313,4 +348,4 @@ class NodeContext:
         """Whether a record's first round is one of the federation's, or the one after: never."""
         content = record.get("record") if isinstance(record, dict) else None
         first_round = content.get("first_round") if isinstance(content, dict) else None
-        return not isinstance(first_round, int) or first_round <= self.run.settings.rounds
+        return not isinstance(first_round, int) or first_round <= self.rounds

@@ -26,6 +26,8 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
@@ -161,6 +163,7 @@ async def open_node(
             log,
             guard=guard,
             listening=str(site.info.listen_address),
+            versions=site_versions(site, setup),
         )
 
         status_writer = StatusWriter(site, ctx, network)
@@ -173,6 +176,13 @@ async def open_node(
         stack.push_async_callback(network.transport.close)
         stack.callback(_save_members, site)
 
+        def use_settings(run: RunContext) -> None:
+            training.use(run)
+            saving.use(run)
+            assert isinstance(run.settings, SiteConfig)
+            deadlines.use(run.settings.deadlines)
+
+        ctx.on_changed_settings = use_settings
         service = service or ServiceManager()
         tasks = [
             network.watch_members(ctx, site.members.file.latest()),
@@ -242,6 +252,11 @@ class TrainingThread:
             1, "training", initializer=torch.set_num_threads, initargs=(threads,)
         )
         self._stopped = threading.Event()
+
+    def use(self, run: RunContext) -> None:
+        """Take later steps with the settings of this context."""
+        layout = self._context.layout
+        self._context = replace(self._context, settings=run.settings, known_layout=layout)
 
     async def step(
         self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]

@@ -5,8 +5,8 @@ from typing import NoReturn
 
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import MessageError
+from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.node_context import NodeContext
-from dispfl.peer.setup.spec import spec_difference
 from dispfl.peer.state.status import announced_privacy
 from dispfl.peer.transport.base import Refused, Request, Response
 from dispfl.round.exchange import check_request, encode_model
@@ -47,7 +47,8 @@ class Server:
             message = "A sync request needs the federation spec in its header."
             self._refuse(sender, Refusal.MALFORMED, message)
         spec = {str(name): str(value) for name, value in received_spec.items()}
-        difference = spec_difference(ctx.spec, spec, f"at {ctx.name}", f"at {sender}")
+        version = request.header.get("spec_version", FIRST_VERSION)
+        difference = ctx.spec_difference(sender, spec, version)
         if difference:
             message = f"{sender} cannot take part with {ctx.name}: {difference}"
             self._refuse(sender, Refusal.SPEC_MISMATCH, message)
@@ -62,6 +63,8 @@ class Server:
     async def _answer_model(self, sender: str, request: Request) -> Response:
         """Answer with our model of the requested round, or with "wait" or "stale"."""
         ctx = self.ctx
+        if self._has_newer_spec(sender, request):
+            return Response({"status": "wait", **ctx.about_us()})
         t, nonce = self._check_model_request(sender, request)
         ctx.note_message(sender, t)
         if ctx.joining and t <= ctx.status.round:
@@ -89,6 +92,17 @@ class Server:
         header = {"status": "model", "round": t, "nonce": nonce, **ctx.about_us()}
         return Response(header, frame, on_sent)
 
+    def _has_newer_spec(self, sender: str, request: Request) -> bool:
+        """Whether the sender follows a version of the spec that we lack, and will ask for."""
+        version = request.header.get("spec_version", FIRST_VERSION)
+        is_newer = isinstance(version, int) and version > self.ctx.versions.latest.number
+        if is_newer:
+            self.ctx.members_with_newer_spec.add(sender)
+            self.ctx.peer_log.problem(
+                sender, "newer spec", f"{sender} follows version {version} of the federation's spec"
+            )
+        return is_newer
+
     def _check_model_request(self, sender: str, request: Request) -> tuple[int, str]:
         """Return the round and the nonce of a model request; refuse another spec or round."""
         ctx = self.ctx
@@ -99,11 +113,11 @@ class Server:
             self._refuse(sender, Refusal.MALFORMED, incomplete)
         if not isinstance(nonce, str) or len(nonce) > MAX_NONCE_CHARS:
             self._refuse(sender, Refusal.MALFORMED, incomplete)
-        if request.header.get("spec") != ctx.spec_digest:
-            message = f"{sender} and {ctx.name} have different federation specs."
+        if request.header.get("spec") != ctx.versions.at(t).digest:
+            message = f"{sender} and {ctx.name} have different federation specs in round {t}."
             self._refuse(sender, Refusal.SPEC_MISMATCH, message)
-        if not 0 <= t < ctx.run.settings.rounds:
-            message = f"There is no round {t}; the federation has {ctx.run.settings.rounds} rounds."
+        if not 0 <= t < ctx.rounds:
+            message = f"There is no round {t}; the federation has {ctx.rounds} rounds."
             self._refuse(sender, Refusal.NO_SUCH_ROUND, message)
         return t, nonce
 

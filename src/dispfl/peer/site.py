@@ -3,6 +3,7 @@
 site.toml       its name, addresses and settings
 identity/       key and certificate
 members.json    accepted and revoked members, and the roster
+spec.json       signed changes of the settings that all sites share
 audit.jsonl     accepted, confirmed and revoked members, changed keys and addresses
 run/            written by the node: a run directory (checkpoints, metrics.jsonl) and
                 status.json
@@ -15,6 +16,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
 from dispfl.peer.membership.member_list import ROTATION_INTERVAL
 from dispfl.peer.membership.members import MembersFile
+from dispfl.peer.membership.spec_changes import SpecChangesFile
 from dispfl.peer.state.log import finite
 from dispfl.settings import Settings
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 IDENTITY = "identity"
 MEMBERS = "members.json"
+SPEC_CHANGES = "spec.json"
 STATUS = "status.json"
 STOP = ".stop"
 """An empty file in the run folder: a request to its node to stop."""
@@ -199,6 +203,12 @@ class Site:
     def invite(self) -> Invite:
         """The invite that another site needs to accept this one."""
         return Invite(self.info.federation, self.name, self.info.address, self.identity.certificate)
+
+    @cached_property
+    def spec_changes(self) -> SpecChangesFile:
+        """The changes of the federation's spec that this site knows."""
+        file = self.folder / SPEC_CHANGES
+        return SpecChangesFile(file, self.identity, self.info.federation, self.members)
 
     def rotate(self) -> Identity:
         """Create a new key, certified by the current one; a node uses it after a restart."""

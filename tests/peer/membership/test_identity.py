@@ -238,6 +238,15 @@ def test_an_invalid_site_name_is_refused() -> None:
         Identity.make("not a name")
 
 
+def test_a_certificate_in_other_bytes_is_not_its_own_successor() -> None:
+    content = bytearray(der(ALICE.certificate))
+    unused_bits = content.rindex(b"\x03", 0, len(content) - 70) + 2  # of the signature
+    content[unused_bits] = 1
+    copy = x509.load_der_x509_certificate(bytes(content))
+    assert copy != ALICE.certificate
+    assert not is_successor(copy, ALICE.certificate)
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_damaged_certificates_are_refused_with_the_same_error(data: st.DataObject) -> None:

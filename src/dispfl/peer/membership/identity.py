@@ -142,8 +142,12 @@ def common_name(certificate: x509.Certificate) -> str:
 
 
 def is_successor(certificate: x509.Certificate, earlier: x509.Certificate) -> bool:
-    """Whether a certificate was issued by an earlier certificate of the same site."""
-    if certificate == earlier or certificate.subject != earlier.subject:
+    """Whether a certificate with a new key was issued by an earlier one of the same site.
+
+    With the same key it is no successor: the signature of a certificate that signs itself can be
+    written in other bytes.
+    """
+    if key_digest(certificate) == key_digest(earlier) or certificate.subject != earlier.subject:
         return False
     try:
         certificate.verify_directly_issued_by(earlier)

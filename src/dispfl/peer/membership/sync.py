@@ -2,10 +2,12 @@
 
 A sync begins with a greeting, which has the sender's own record and says what else it has:
 
-    {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"records":[...]}     answered by the same
+    {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"spec":"77d1...","records":[...]}
+                                                        answered by the same
 
 `state` is a digest over all records that the sender passes on; `roster` is the version of its
-roster, a digest of it and the fingerprint of its administrators. Where they are equal, which is the
+roster, a digest of it and the fingerprint of its administrators; `spec` is a digest of the changes
+of the spec that it knows, and of their signatures. Where they are equal, which is the
 rule, nothing else is sent. A client that lacks something fetches it in pages, so that no message
 grows with the number of members:
 
@@ -14,6 +16,9 @@ grows with the number of members:
 
     {"roster_from":200000}                              the first character
     {"part":"...","size":650123}                        a part of the roster's text
+
+    {"changes_after":1}                                 a version of the spec
+    {"changes":[...]}                                   the signed changes that follow it
 
 A record is identified by a digest of what is signed (16 bytes). A member that lost its list, or
 restored an old one, receives the missing records again.
@@ -32,6 +37,7 @@ from dispfl.errors import ConfigError, MessageError, RunError
 from dispfl.methods.base import Method
 from dispfl.peer.membership.records import record_digest
 from dispfl.peer.membership.roster import MAX_ROSTER_BYTES, Roster
+from dispfl.peer.membership.spec_changes import SpecChanges
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.wire.refusals import Refusal
 
@@ -58,6 +64,12 @@ class SyncMessage:
     roster: tuple[int, str, str] | None = None
     """In a greeting: the version and digest of the sender's roster, and the fingerprint of its
     administrators."""
+    spec: str | None = None
+    """In a greeting: a digest of the changes of the spec that the sender knows."""
+    changes_after: int | None = None
+    """In a request for changes of the spec: the version that they follow."""
+    changes: list[JSON] = field(default_factory=list)
+    """In a response: changes of the spec, not verified."""
     requested: tuple[str, str, frozenset[str]] | None = None
     """In a request for records: the range of digests, and those in it that the client has."""
     roster_from: int | None = None
@@ -80,8 +92,11 @@ class SyncMessage:
                 records=_field(fields, "records", list) or [],
                 state=_field(fields, "state", str),
                 roster=_roster(fields),
+                spec=_field(fields, "spec", str),
+                changes_after=_optional_number(fields, "changes_after"),
+                changes=_field(fields, "changes", list) or [],
                 requested=_requested(fields),
-                roster_from=_number(fields["roster_from"]) if "roster_from" in fields else None,
+                roster_from=_optional_number(fields, "roster_from"),
                 next=_field(fields, "next", str),
                 part=_field(fields, "part", str) or "",
                 size=_number(fields.get("size", 0)),
@@ -116,6 +131,10 @@ def _field(fields: dict[str, Any], name: str, type_: type) -> Any:
     return value
 
 
+def _optional_number(fields: dict[str, Any], name: str) -> int | None:
+    return _number(fields[name]) if name in fields else None
+
+
 def _number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
         raise TypeError("a number must be a non-negative integer")
@@ -126,10 +145,15 @@ class Offer:
     """What a site passes on to others, until its list changes."""
 
     def __init__(
-        self, records: Sequence[JSON], roster: Roster | None = None, before: "Offer | None" = None
+        self,
+        records: Sequence[JSON],
+        roster: Roster | None = None,
+        before: "Offer | None" = None,
+        changes: SpecChanges | None = None,
     ) -> None:
         self.records = records
         self.roster = roster
+        self.changes = changes or SpecChanges()
         self._encoded: dict[int, tuple[str, str]] = {}
         """Digest and text of every record, by its id."""
         # The offer before keeps its records, so their ids are not reused: encode only new ones.
@@ -150,8 +174,8 @@ class Offer:
         if self.roster:
             roster = [self.roster.version, self.roster.digest, self.roster.fingerprint]
         records = f"[{self._own_record}]"
-        text = f'{{"state":"{self.state}","roster":{json.dumps(roster)},"records":{records}}}'
-        return text.encode()
+        states = f'"state":"{self.state}","spec":"{self.changes.state}"'
+        return f'{{{states},"roster":{json.dumps(roster)},"records":{records}}}'.encode()
 
     def answer(self, request: SyncMessage) -> bytes:
         """The response to a request."""
@@ -159,6 +183,9 @@ class Offer:
             text = self.roster.text if self.roster else ""
             roster_part = text[request.roster_from : request.roster_from + PAGE_BYTES]
             return json.dumps({"part": roster_part, "size": len(text)}).encode()
+        if request.changes_after is not None:
+            documents = self.changes.documents(request.changes_after)
+            return json.dumps({"changes": documents}).encode()
         if request.requested is None:
             return self.greeting()
         page, next_page = self._page(*request.requested)
@@ -197,6 +224,11 @@ class Offer:
 def request_roster(parts: Sequence[str]) -> bytes:
     """The request for the part of a roster that follows these parts."""
     return json.dumps({"roster_from": sum(map(len, parts))}).encode()
+
+
+def request_changes(version: int) -> bytes:
+    """The request for the changes of the spec that follow a version."""
+    return json.dumps({"changes_after": version}).encode()
 
 
 def check_progress(response: SyncMessage, after: str) -> None:

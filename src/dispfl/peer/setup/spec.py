@@ -18,6 +18,12 @@ REMEDIES = {
     "classes": " List all of the federation's classes in data.classes, the same at every site.",
     "columns": " Every site needs the same columns in the same order.",
 }
+CHANGEABLE_TABLES = ("topology", "train", "deadlines", "method")
+"""Tables of which a signed change of the spec may set keys; and `rounds`."""
+FIXED_METHOD_KEYS = frozenset(
+    {"name", "density", "structure", "layers", "first_masks", "first_weights", "keep"}
+)
+"""Keys of the method that decide which weights a model keeps, and so never change."""
 MAX_CHARS = 120
 """Characters of an entry that a message shows."""
 MAX_DIFFERENCES = 8
@@ -75,6 +81,19 @@ def federation_spec(
     if schema is not None:
         spec |= schema.spec()
     return spec
+
+
+def is_changeable(key: str) -> bool:
+    """Whether a signed change of the spec may set a dotted key, such as `topology.degree`."""
+    table, _, field = key.partition(".")
+    if table == "method":
+        return bool(field) and field not in FIXED_METHOD_KEYS
+    return key == "rounds" or table in CHANGEABLE_TABLES
+
+
+def fixed_entries(spec: Mapping[str, str]) -> FederationSpec:
+    """Return the entries of a spec that are the same in all of its versions."""
+    return {name: value for name, value in spec.items() if not is_changeable(name)}
 
 
 def spec_digest(spec: Mapping[str, str]) -> str:

@@ -80,6 +80,8 @@ class NodeStatus:
 
     round: int = 0
     rounds: int = 0
+    spec_version: int = 1
+    """The version of the spec that is in force in this round."""
     state: str = "starting"
     score: float | None = None
     epsilon: float | None = None
@@ -115,6 +117,7 @@ class NodeStatus:
         return {
             "round": self.round,
             "rounds": self.rounds,
+            "spec_version": self.spec_version,
             "state": self.state,
             "score": self.score,
             "epsilon": self.epsilon,

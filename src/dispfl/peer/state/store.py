@@ -150,6 +150,12 @@ class PeerStore:
         self._newest = None
         self.unsaved_rounds = 0
 
+    def use_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings of a changed federation; the first version of its spec stays."""
+        config = read_config(self.folder)
+        first_facts = {key: config[key] for key in ("peers", "peer", "spec")}
+        self._directory.extend({**settings, **first_facts})
+
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
         records = read_metrics(self.folder)
@@ -270,6 +276,17 @@ class SavingThread:
         """Save a round, and those that could not be saved before, as far as the disk accepts
         them."""
         await self._run(partial(self.store.save, t, step, received, missed))
+
+    def use(self, run: RunContext) -> None:
+        """Write the settings of later rounds, before the next round is saved."""
+        settings = run.settings.to_toml()
+        self._pool.submit(self._use_settings, settings)
+
+    def _use_settings(self, settings: Mapping[str, Any]) -> None:
+        try:
+            self.store.use_settings(settings)
+        except (DispflError, OSError) as problem:  # a full disk: the config is shown, not used
+            self._log("problem", {"detail": self._reason(problem)})
 
     async def retry(self) -> None:
         """Try again for ever, while there are unsaved rounds."""
