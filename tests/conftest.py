@@ -38,6 +38,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folders of tests are not remembered in the state directory of who runs them."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def points() -> Callable[[int, int], tuple[Tensor, Tensor]]:
     """`points(count, which)`: labelled points in four dimensions, three classes."""

@@ -17,7 +17,7 @@ TIERS = [
     {"channels", "robust", "privacy", "user_functions", "topology", "methods"},
     {"wire", "data", "models"},
     {"registry"},
-    {"config", "experiment"},
+    {"config", "experiment", "trust"},
     {"round"},
     {"costs"},
     {"engines"},

@@ -1,4 +1,4 @@
-"""Where the files of runs and sites are, and crash-safe writing.
+"""Where the files of runs and sites are, crash-safe writing, and reading what others may have made.
 
 After a crash at any moment, readers find the old file or the new one, never half of one. What root
 creates belongs to the owner of its folder: a service that runs as another user can use it. Imports
@@ -9,8 +9,10 @@ import contextlib
 import errno
 import os
 import pwd
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from dispfl.errors import RunError
 
@@ -27,6 +29,30 @@ def is_site(path: Path) -> bool:
 def run_folder(path: Path) -> Path:
     """Return the run directory of a path: the path itself, or that of a real site."""
     return path / RUN if is_site(path) else path
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it; refuse a pipe or a device, which could block for ever.
+
+    Everything that somebody else may have made is opened by this function.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings, did_you_mean
-from dispfl.user_functions import checked_name, import_reference
+from dispfl.user_functions import checked_name, has_module, import_reference
 
 if TYPE_CHECKING:
     from dispfl.data.partition import Partition
@@ -89,7 +89,7 @@ class Registry(Mapping[str, type[C]], Generic[C]):
                 "for example mine:MyClass for the class MyClass in mine.py.",
                 key=self.table,
             ) from None
-        component = import_reference(self.table, name, _modules_folder(folder))
+        component = import_reference(self.table, name, _modules_folder(name, folder))
         return self._checked(name, name, component)
 
     def name_of(self, component: C) -> str:
@@ -300,12 +300,22 @@ def _installed(group: str) -> dict[str, str]:
     return {entry.name: f"{entry.module}:{entry.attr}" for entry in entry_points(group=group)}
 
 
-def _modules_folder(folder: Path | None) -> Path:
+def is_installed(reference: str) -> bool:
+    """Whether an installed package declares a `module:name` as an entry point of dispfl."""
+    groups = ["dispfl.methods", "dispfl.topologies", "dispfl.partitions", *FUNCTIONS.values()]
+    return any(reference in _installed(group).values() for group in groups)
+
+
+def _modules_folder(name: str, folder: Path | None) -> Path:
     """Return the folder of a user's modules.
 
-    The current directory is searched too, after a site's folder.
+    The current directory is searched too, after a site's folder, if it has the module.
     """
-    current_folder = str(Path.cwd())
-    if folder is not None and current_folder not in sys.path:
-        sys.path.append(current_folder)
+    current_folder = Path.cwd()
+    if (
+        folder is not None
+        and str(current_folder) not in sys.path
+        and has_module(current_folder, name)
+    ):
+        sys.path.append(str(current_folder))
     return (folder or Path()).expanduser().absolute()

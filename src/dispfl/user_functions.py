@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,13 @@ def import_reference(key: str, name: str, folder: Path | None = None) -> Any:
     return getattr(module, attribute)
 
 
+def has_module(folder: Path, name: str) -> bool:
+    """Whether a folder has the module of a `module:name`, or its package; nothing is imported."""
+    top = name.partition(":")[0].partition(".")[0]
+    importlib.invalidate_caches()  # the file may be new
+    return PathFinder.find_spec(top, [str(folder)]) is not None
+
+
 def _functions_of(module: ModuleType) -> list[str]:
     """Return the names of the functions and classes that a module defines itself."""
     names = []
@@ -94,8 +102,9 @@ def _functions_of(module: ModuleType) -> list[str]:
 
 
 def _import(key: str, name: str, folder: Path | None) -> ModuleType:
-    if folder and str(folder) not in sys.path:
-        # It stays there: a function may import other modules of the folder later.
+    if folder and str(folder) not in sys.path and has_module(folder, name):
+        # It stays there: a function may import other modules of the folder later. A folder without
+        # the module is left out: its files must not take the place of installed modules.
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
@@ -106,7 +115,8 @@ def _import(key: str, name: str, folder: Path | None) -> ModuleType:
             if folder:
                 where = f"neither in {folder} nor on PYTHONPATH"
             raise ConfigError(
-                f"{key} names the module {name}, which is {where}.{_similar_module(name)}", key=key
+                f"{key} names the module {name}, which is {where}.{_similar_module(name, folder)}",
+                key=key,
             ) from None
         raise ConfigError(
             f"{key}: importing {name} raised {describe_error(problem, folder)}", key=key
@@ -123,9 +133,10 @@ def _is_missing(name: str, problem: Exception) -> bool:
     return f"{name}.".startswith(f"{problem.name}.")
 
 
-def _similar_module(name: str) -> str:
+def _similar_module(name: str, folder: Path | None) -> str:
     """Return ` Did you mean my_module?`, or nothing if no module on the path has a similar name."""
-    modules = {module.name for module in pkgutil.iter_modules()}
+    search_path = [str(folder), *sys.path] if folder else sys.path
+    modules = {module.name for module in pkgutil.iter_modules(search_path)}
     similar = difflib.get_close_matches(name, modules, n=1, cutoff=0.85)
     return f" Did you mean {similar[0]}?" if similar else ""
 

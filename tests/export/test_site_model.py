@@ -96,7 +96,7 @@ def test_a_custom_network_is_found_in_the_sites_folder(tmp_path: Path) -> None:
         "from torch import nn\n\n\ndef net(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))\n"
     )
-    run_site(site)
+    run_site(Site.open(site.folder, trust=True))
     personal = site_model(site.folder)
     assert personal.card.model is None
     assert sum(parameter.numel() for parameter in personal.network.parameters()) == 28 * 28 * 2 + 2

@@ -212,7 +212,7 @@ def test_a_network_that_has_changed_since_the_run_is_refused(
     config = path / "config.toml"
     config.write_text(config.read_text().replace("own_small_net:net", "renamed_net:net"))
     with pytest.raises(RunError) as refused:
-        personal_model(path, "1")
+        personal_model(path, "1", trust=True)
     assert (
         str(refused.value)
         == "The channels of the checkpoint are not those of the run's network: its layers have"

@@ -186,7 +186,8 @@ def test_a_site_may_have_custom_data_and_a_custom_model(tmp_path: Path) -> None:
         tmp_path / "alice",
         config={"data": {"path": "samples.csv"}, "model": {"factory": "mine:net"}},
     )
-    config = Site.open(tmp_path / "alice").config()
+    (tmp_path / "alice" / "mine.py").touch()
+    config = Site.open(tmp_path / "alice", trust=True).config()
     assert config.data == CustomData(path="samples.csv")
     assert config.model == CustomModel(factory="mine:net")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError
 from dispfl.terminal import print_text
 
@@ -39,6 +40,7 @@ def audit(
         Path | None, typer.Option(help="The folder with the data set's files.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Attack a finished run, and print what its models and masks tell about the peers' samples.
 
@@ -61,7 +63,7 @@ def audit(
 
     if not directory.is_dir():
         raise ConfigError(f"{directory} does not exist; name the directory of a finished run.")
-    run_audit = Audit(directory, shadows, canaries, data_dir_override(data_dir))
+    run_audit = Audit(directory, shadows, canaries, data_dir_override(data_dir), trust=trust)
     if run_audit.runs:
         run_audit.make_folder()
         run_grid(run_audit.runs, Console(stderr=as_json))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError
 from dispfl.terminal import print_text
 
@@ -39,6 +40,7 @@ def export(
             help="The folder with the data set's files, where they are needed (see above)."
         ),
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write the personal model of one peer of a run, or of a real site, as one file, ready to
     deploy.
@@ -62,7 +64,7 @@ def export(
 
     check_writable(to)
     if is_site(directory):
-        personal = site_model(directory, data_dir)
+        personal = site_model(directory, data_dir, trust=trust)
         if peer not in (None, personal.card.peer):
             raise ConfigError(
                 f"{directory} is the site {personal.card.peer} and has no model of {peer}; omit"
@@ -73,7 +75,7 @@ def export(
             f"--peer is missing: {directory} has a model for each peer; choose one.", key="--peer"
         )
     else:
-        personal = personal_model(directory, peer, data_dir)
+        personal = personal_model(directory, peer, data_dir, trust=trust)
     card = personal.card
     saved = save_model(personal.network, card, to)
     _print_export(directory, card, to, saved)

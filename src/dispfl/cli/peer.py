@@ -29,6 +29,13 @@ app.add_typer(spec_app, name="spec")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import the code that site.toml names, although somebody else made the site.",
+    ),
+]
 
 LEVEL_WIDTH = 9
 TOPIC_WIDTH = 13
@@ -65,6 +72,13 @@ def init(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A config file with settings.")
     ] = None,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="A module from which the config may import code; several with several options.",
+        ),
+    ] = None,
 ) -> None:
     """Create a site: its folder, its key and certificate, and its settings.
 
@@ -72,6 +86,9 @@ def init(
     smallest_density, model, method except its density, topology, wire, and
     the classes, columns and input shape of the data.
     `dispfl explain site.toml` lists the settings that only sites have.
+    Code that the settings name (model.factory=mine:net) is imported from the
+    site's folder only, unless you name the module here, by --allow-module or
+    in KEY=VALUE.
 
     Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise
     alice.example.org:7600
@@ -89,6 +106,7 @@ def init(
         federation=federation,
         config=config,
         overrides=overrides,
+        allow_modules=allow_module or [],
     )
     typer.echo(f"Created the site {peer.name} of the federation {federation} in {directory}.")
     address = peer.site.info.address
@@ -309,6 +327,7 @@ def _audit_line(entry: dict[str, object]) -> str:
 def doctor(
     directory: Directory,
     as_json: AsJson = False,
+    trust: Trust = False,
 ) -> None:
     """Check the site, its machine and its members, and say what to do.
 
@@ -321,7 +340,7 @@ def doctor(
     from dispfl.peer.doctor.examine import examine
 
     findings = []
-    for finding in examine(directory):
+    for finding in examine(directory, trust=trust):
         findings.append(finding)
         if not as_json:
             _echo_finding(finding)
@@ -379,6 +398,7 @@ def run(
     alone: Annotated[
         bool, typer.Option("--alone", help="Start although no other site is accepted yet.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train with the accepted sites, to the last round. A stopped node resumes.
 
@@ -386,7 +406,7 @@ def run(
     """
     from dispfl.peer.peer import Peer
 
-    Peer.open(directory).run(alone=alone, log_json=log_json)
+    Peer.open(directory, trust=trust).run(alone=alone, log_json=log_json)
 
 
 @app.command()

@@ -23,6 +23,13 @@ TrackOption = Annotated[
     str | None,
     typer.Option(help="Also show the run in another program: tensorboard, wandb or mlflow."),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import the code that the directory's config names, although somebody else made it.",
+    ),
+]
 DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
 
@@ -37,6 +44,7 @@ def run(
         Path | None, typer.Option(help="The run directory; by default a new one under runs/.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    trust: TrustOption = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder with the data set's files.")
     ] = None,
@@ -64,7 +72,7 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
     from dispfl.report.run_tables import print_results
-    from dispfl.runs.directory import has_all_rounds, read_config
+    from dispfl.runs.directory import has_all_rounds, trusted_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
@@ -87,7 +95,7 @@ def run(
             raise ConfigError(
                 "--resume continues in the run's own directory; omit --out.", key="--out"
             )
-        experiment = compose(read_config(path), overrides)
+        experiment = compose(trusted_config(path, trust=trust), overrides)
         check_same_experiment(path, experiment)
         if not has_all_rounds(path, experiment.rounds):
             with show_decoding(console) as bar:

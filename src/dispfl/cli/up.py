@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, RunError
 from dispfl.terminal import print_text
 
@@ -50,6 +51,7 @@ def up(
         Path | None, typer.Option(help="The run directory; default: a new one under runs/.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    trust: TrustOption = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data set's files.")] = None,
 ) -> None:
     """Run real peers on this machine: one process each, over mutually authenticated TLS.
@@ -77,7 +79,7 @@ def up(
                 "--resume continues in the run's own directory; omit --out.", key="--out"
             )
         path = resume
-        experiment = _resumed(path, [*arguments, *options])
+        experiment = _resumed(path, [*arguments, *options], trust)
         if read_summary(path) is not None:
             print_text(console, f"{path} is already finished.")
             show(path, console)
@@ -110,14 +112,14 @@ def _create(
     return path, experiment
 
 
-def _resumed(path: Path, overrides: Sequence[str]) -> "Experiment":
+def _resumed(path: Path, overrides: Sequence[str], trust: bool) -> "Experiment":
     """Prepare a run to be resumed, unless it is finished; return its experiment."""
     from dispfl.config import compose
     from dispfl.peer.local_federation import prepare_resume
-    from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.directory import read_summary, trusted_config
     from dispfl.runs.execute import check_same_experiment
 
-    config = read_config(path)
+    config = trusted_config(path, trust=trust)
     experiment = compose(config, overrides)
     _refuse_simulation_settings(experiment)
     check_same_experiment(path, experiment)

@@ -22,7 +22,7 @@ from dispfl.experiment import Experiment, NamedSettings
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
-from dispfl.runs.directory import final_states, read_config, read_metrics, saved_rounds
+from dispfl.runs.directory import final_states, read_metrics, saved_rounds, trusted_config
 from dispfl.runs.metrics import main_scores, weights_sha256
 from dispfl.runs.saved import context_of, fine_tune
 from dispfl.topology import peer_names
@@ -39,14 +39,16 @@ class PersonalModel:
     card: Card
 
 
-def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> PersonalModel:
+def personal_model(
+    path: Path, peer: str, data_dir: Path | None = None, *, trust: bool = False
+) -> PersonalModel:
     """Return the model of one peer of a run, given by its index or its name.
 
     This is the model that the run evaluates: the peer's own, or the shared one, fine-tuned as in
     the run if the method does so. The data set's files are read only to fine-tune, or where they
-    define the classes and the inputs.
+    define the classes and the inputs. A run of somebody else whose config names code needs `trust`.
     """
-    experiment = _experiment(path, peer, data_dir)
+    experiment = _experiment(path, peer, data_dir, trust)
     name = _name(path, peer, peer_names(experiment.peers))
     rounds = saved_rounds(path)
     states = final_states(path)
@@ -63,7 +65,7 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     return _personal(experiment, inputs, name, rounds, state, score)
 
 
-def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
+def site_model(path: Path, data_dir: Path | None = None, *, trust: bool = False) -> PersonalModel:
     """Return a site's model after its newest complete round, fine-tuned if the method does so.
 
     Its node may be running. A consensus model (D-PSGD's) needs the models of all sites: the site's
@@ -73,9 +75,10 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
     from dispfl.peer.site import Site
     from dispfl.peer.state.store import report_of, rounds_of
 
-    site = Site.open(path)
+    site = Site.open(path, trust=trust)
     if site.info.federation == "up" and (path.parent.parent / "config.toml").exists():
-        return personal_model(path.parent.parent, site.name, data_dir)  # its settings are the run's
+        # Its settings are the run's.
+        return personal_model(path.parent.parent, site.name, data_dir, trust=trust)
     config = site.config(device="cpu")  # whatever device it was trained on
     if data_dir is not None:
         data_settings = config.data.model_copy(update={"dir": str(data_dir)})
@@ -166,8 +169,8 @@ def _describe_inputs(settings: Data, data: LabelledDataset | None) -> dict[str, 
     }
 
 
-def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
-    config = read_config(path)
+def _experiment(path: Path, peer: str, data_dir: Path | None, trust: bool) -> Experiment:
+    config = trusted_config(path, trust=trust)
     if MADE_IN_PYTHON in config:
         raise RunError(
             f"{path} was made in Python, and only that program can build its network: export it"

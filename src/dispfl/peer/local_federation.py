@@ -43,7 +43,7 @@ from dispfl.peer.state.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, RunData, StepResult
 from dispfl.round.round import Round
-from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
+from dispfl.runs.directory import RunDirectory, read_config, read_split, trusted_config, write_split
 from dispfl.runs.execute import update_config
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
@@ -91,7 +91,7 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
     checkpoint, so that all receive from the same neighbours as without the stop, and the models are
     the same, bit for bit. `requested` is the same experiment, possibly with another data folder.
     """
-    experiment = requested or compose(read_config(out))
+    experiment = requested or compose(trusted_config(out))
     if not (out / SITES).exists() and (out / "checkpoints").exists():
         raise RunError(
             f"{out} was not run by `dispfl up`. Resume it with: dispfl run --resume {out}"
@@ -161,7 +161,7 @@ def free_ports(count: int) -> list[int]:
 
 def run_context(out: Path) -> tuple[RunContext, DataSchema]:
     """The context of the run in a directory, with the data of all peers, and the data's schema."""
-    experiment = compose(read_config(out))
+    experiment = compose(trusted_config(out))
     saved = read_split(out)
     if saved is None:
         raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
@@ -356,7 +356,7 @@ def exit_with_parent(log: EventLog) -> None:
 
 
 def main(out: Path, name: str, simultaneous: bool) -> None:
-    """One peer's process."""
+    """One peer's process. The one that starts it has checked whose code the run's config names."""
     os.setsid()  # Ctrl-C is for the parent
     with (out / SITES / name / LOG).open("ab") as file:
         for standard in (1, 2):
@@ -364,6 +364,7 @@ def main(out: Path, name: str, simultaneous: bool) -> None:
     torch.set_num_threads(1)
     log = event_logger(name)
     exit_with_parent(log)
+    trusted_config(out, trust=True)
     site = Site.open(out / SITES / name)
     config = site.config()
     deadlines = StartupDeadlines(config.deadlines) if simultaneous else config.deadlines.start()

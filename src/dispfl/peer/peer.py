@@ -11,6 +11,8 @@ from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.member_list import Fork, Member, State
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.registry import REGISTRIES
+from dispfl.trust import check_modules, named_code, remember_site
 
 if TYPE_CHECKING:
     from dispfl.export.formats import SavedModel
@@ -140,9 +142,13 @@ class Peer:
         return f"Peer({self.name!r}, federation={self.site.info.federation!r}, in {self.folder})"
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Peer":
-        """Open the site in a folder."""
-        return cls(Site.open(Path(folder)))
+    def open(cls, folder: str | Path, *, trust: bool = False) -> "Peer":
+        """Open the site in a folder.
+
+        If you did not create it on this machine and its settings name code (`module:name`), running
+        it needs your `trust`.
+        """
+        return cls(Site.open(Path(folder), trust=trust))
 
     @classmethod
     def create(
@@ -155,14 +161,27 @@ class Peer:
         federation: str = "dispfl",
         config: Mapping[str, Any] | str | Path | None = None,
         overrides: Iterable[str] = (),
+        allow_modules: Iterable[str] = (),
     ) -> "Peer":
         """Create a site with a new key, as `dispfl peer init`.
 
         `config` is a config file or its content, `overrides` are `key=value` settings that take
-        precedence over it.
+        precedence over it. Code that the config names is imported from the site's folder and from
+        `allow_modules`; a module that an override names is allowed too.
         """
-        info = SiteInfo(name=name, listen=listen, advertise=advertise, federation=federation)
-        return cls(Site.create(Path(folder), info, site_settings(config, overrides)))
+        overrides = list(overrides)
+        modules = (*allow_modules, *_named_modules(overrides))
+        info = SiteInfo(
+            name=name,
+            listen=listen,
+            advertise=advertise,
+            federation=federation,
+            allow_modules=tuple(dict.fromkeys(modules)),
+        )
+        settings = site_settings(config, overrides, info.allow_modules, Path(folder))
+        site = Site.create(Path(folder), info, settings)
+        remember_site(site.folder)
+        return cls(site)
 
     @property
     def name(self) -> str:
@@ -243,7 +262,7 @@ class Peer:
 
         self.site.check_user()
         run_site(self.site, log_json, alone=alone)
-        return Run.load(self.folder)
+        return Run.load(self.folder, trust=True)  # its code has just run
 
     def stop(self, timeout: float = 60.0) -> bool:
         """Stop the node, which may run in another process, and wait until it has ended.
@@ -280,10 +299,23 @@ class Peer:
         return save_model(personal.network, personal.card, file)
 
 
+def _named_modules(overrides: Iterable[str]) -> list[str]:
+    """Return the modules that `key=value` overrides name."""
+    from dispfl.config import parse_overrides
+
+    return [name.partition(":")[0] for _, name in named_code(parse_overrides(overrides))]
+
+
 def site_settings(
-    config: Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()
+    config: Mapping[str, Any] | str | Path | None,
+    overrides: Iterable[str] = (),
+    allow_modules: Iterable[str] = (),
+    folder: Path = Path(),
 ) -> dict[str, Any]:
-    """Return the complete settings of a new site, from a config and `key=value` overrides."""
+    """Return the complete settings of a new site, from a config and `key=value` overrides.
+
+    Its method and topology are imported here; what else it names, once the site needs it.
+    """
     from dispfl.config import read_toml
     from dispfl.peer.setup.site_config import SiteConfig
 
@@ -297,6 +329,8 @@ def site_settings(
     for override in overrides:
         path, _, _ = override.partition("=")
         _check_key(path.partition(".")[0].strip())
+    imported = {key: value for key, value in config.items() if key in REGISTRIES}
+    check_modules(folder, named_code(imported), tuple(allow_modules))
     settings = SiteConfig.compose(config, overrides).to_toml()
     _make_paths_absolute(settings["data"])
     return settings
@@ -311,7 +345,7 @@ def _check_key(key: str) -> None:
         raise ConfigError(
             f"{key} is for simulated runs: a site is one peer with its own data. Omit it.", key=key
         )
-    if key == "allow_networks":
+    if key in ("allow_networks", "allow_modules"):
         raise ConfigError(
             f"{key} is not a training setting: add it to site.toml of the new site.", key=key
         )

@@ -44,6 +44,7 @@ from dispfl.peer.membership.members import MembersFile
 from dispfl.peer.membership.spec_changes import SpecChangesFile
 from dispfl.peer.state.log import finite
 from dispfl.settings import Settings
+from dispfl.trust import check_site, remember_site
 
 if TYPE_CHECKING:
     from dispfl.peer.setup.site_config import SiteConfig
@@ -77,6 +78,9 @@ class SiteInfo(Settings):
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
     federation: str = "dispfl"
     """The federation's name; the same at every site."""
+    allow_modules: tuple[str, ...] = ()
+    """Modules and packages from which the settings may import code (`model.factory`, ...), besides
+    those in the site's folder. The operator's choice: a federation's config cannot set it."""
     allow_networks: tuple[str, ...] = ()
     """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce
     their own addresses."""
@@ -161,9 +165,14 @@ class Site:
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> "Site":
-        """Open an existing site. Its settings are checked by `config`."""
+    def open(cls, folder: Path, *, trust: bool = False) -> "Site":
+        """Open an existing site. Its settings are checked by `config`.
+
+        One of somebody else whose settings name code needs `trust` before `config`.
+        """
         content = _read(folder)
+        if trust:
+            remember_site(folder)
         info_keys = content.keys() & SiteInfo.model_fields.keys()
         info = SiteInfo(**{key: content.pop(key) for key in info_keys})
         identity = Identity.load(folder / IDENTITY)
@@ -198,6 +207,7 @@ class Site:
         # It imports torch, which most commands do not need.
         from dispfl.peer.setup.site_config import SiteConfig
 
+        check_site(self.folder, self._config)
         return SiteConfig.from_values({**self._config, **overrides}, self.folder)
 
     def invite(self) -> Invite:

@@ -41,6 +41,7 @@ from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import LazyStates
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
+from dispfl.trust import check_run, remember
 
 SECRET_KEY = ".secret-key"
 
@@ -122,8 +123,9 @@ class RunDirectory:
             raise
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the config."""
+        """Write the config, and remember that this user made the directory."""
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
+        remember(self.path, config)
 
     def extend(self, config: Mapping[str, Any]) -> None:
         """Continue with a config of more rounds.
@@ -218,6 +220,20 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
+
+
+def trusted_config(
+    path: Path, *, trust: bool = False, own: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a run directory's config if the code that it names may be imported.
+
+    The directory is this user's, or they `trust` it, or their `own` config names the same code.
+    """
+    config = read_config(path)
+    if trust:
+        remember(path, config)
+    check_run(path, config, own)
+    return config
 
 
 def read_metrics(path: Path) -> list[Metrics]:

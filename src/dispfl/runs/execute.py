@@ -35,6 +35,7 @@ from dispfl.runs.directory import (
     read_split,
     read_summary,
     saved_states,
+    trusted_config,
     write_split,
 )
 from dispfl.runs.loop import Follower, RunHistory, RunObserver, begin, restore, run_rounds
@@ -269,10 +270,19 @@ class ExperimentRun:
 
     @classmethod
     def resume(
-        cls, path: Path, overrides: Sequence[str] = (), decoding: ProgressCallback | None = None
+        cls,
+        path: Path,
+        overrides: Sequence[str] = (),
+        decoding: ProgressCallback | None = None,
+        *,
+        trust: bool = False,
     ) -> "ExperimentRun":
-        """Resume a run under its own config; overrides that change its results are refused."""
-        return cls.resume_as(compose(read_config(path), overrides), path, decoding)
+        """Resume a run under its own config; overrides that change its results are refused.
+
+        A directory of somebody else whose config names code needs `trust`.
+        """
+        experiment = compose(trusted_config(path, trust=trust), overrides)
+        return cls.resume_as(experiment, path, decoding)
 
     @classmethod
     def resume_as(
@@ -383,7 +393,8 @@ def check_same_experiment(
     The data's folder, the engine and the workers may differ, and there may be more rounds where
     nothing forbids it.
     """
-    differing = differing_keys(compose(read_config(path)), experiment)
+    saved = compose(trusted_config(path, own=experiment.to_toml()))
+    differing = differing_keys(saved, experiment)
     for key, (earlier, present) in differing.items():
         if key in MAY_DIFFER:
             continue
@@ -409,5 +420,6 @@ def why_not_extended(earlier: int, present: int, settings: RunSettings) -> str:
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:
     """Write a changed data folder, engine or number of workers into a run's config."""
-    if differing_keys(compose(read_config(directory.path)), experiment):
+    saved = compose(trusted_config(directory.path, own=experiment.to_toml()))
+    if differing_keys(saved, experiment):
         directory.write_config(experiment.to_toml())

@@ -107,14 +107,19 @@ class Run:
         model: ModelFunction | None = None,
         method: Method | None = None,
         metric: MetricLike | Sequence[MetricLike] | None = None,
+        trust: bool = False,
     ) -> "Run":
         """Load a run, finished or not, from its directory or from a site's folder.
 
         Everything about a run of the command line is in its directory. Of a run made in Python,
         give what was your own: the function that builds the `model`, and your `method` and `metric`
         if you wrote them.
+
+        Code that the config names (`module:name`) is imported only if you made the directory on
+        this machine, or if you `trust` its origin, and only when it is needed: for a model, a
+        fine-tuned state, or an own metric.
         """
-        saved = SavedRun(Path(path), model, method, metric)
+        saved = SavedRun(Path(path), model, method, metric, trust=trust)
         split = read_split(saved.path)
         return cls(
             config=saved.config,

@@ -27,10 +27,18 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose
 from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
-from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
+from dispfl.runs.directory import (
+    read_config,
+    read_split,
+    read_summary,
+    saved_rounds,
+    saved_states,
+    trusted_config,
+)
 from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
 from dispfl.runs.prepare import experiment_context
 from dispfl.topology import peer_names
+from dispfl.trust import check_site
 
 ModelFunction = Callable[[], nn.Module]
 
@@ -38,7 +46,8 @@ ModelFunction = Callable[[], nn.Module]
 class SavedRun:
     """A run directory, of a simulation or of a real site.
 
-    `model`, `method` and `metric` are what only the caller has of a run made in Python.
+    `model`, `method` and `metric` are what only the caller has of a run made in Python. One of
+    somebody else whose config names code needs `trust` where that code is needed.
     """
 
     def __init__(
@@ -47,6 +56,8 @@ class SavedRun:
         model: ModelFunction | None = None,
         method: Method | None = None,
         metric: MetricLike | Sequence[MetricLike] | None = None,
+        *,
+        trust: bool = False,
     ) -> None:
         if path.name == RUN and is_site(path.parent):
             path = path.parent
@@ -58,6 +69,7 @@ class SavedRun:
         self._model = model
         self._method = method
         self._metric = metric
+        self._trust = trust
         site_name = self.config.get("peer")
         self.roster = [str(site_name)] if site_name else peer_names(self.config["peers"])
 
@@ -69,6 +81,7 @@ class SavedRun:
     @cached_property
     def settings(self) -> NamedSettings:
         """The settings that simulations and sites have in common."""
+        self._check_code()
         values = {}
         for key, value in self.config.items():
             if key in NamedSettings.model_fields:
@@ -91,6 +104,7 @@ class SavedRun:
             return self._method
         if not self.made_in_python:
             return self.settings.method
+        self._check_code()
         try:
             chosen = choose("method", self.config["method"], DisPFL())
         except ConfigError:
@@ -100,6 +114,13 @@ class SavedRun:
             ) from None
         assert isinstance(chosen, Method)
         return chosen
+
+    def _check_code(self) -> None:
+        """Refuse to import code that a directory of somebody else names."""
+        if self.site is None:
+            trusted_config(self.path, trust=self._trust)
+        else:
+            check_site(self.site, self.config, trust=self._trust)
 
     def task(self) -> Task:
         """Return the loss and the metrics."""
@@ -206,6 +227,7 @@ class SavedRun:
 
     @cached_property
     def _context(self) -> RunContext:
+        self._check_code()
         return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
 
 

@@ -36,14 +36,15 @@ from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
 
 
-def examine(folder: Path) -> Iterator[Finding]:
+def examine(folder: Path, *, trust: bool = False) -> Iterator[Finding]:
     """Check the site in a folder; findings are yielded as they are made.
 
-    The site's node may be running or not. What a check trains is not kept.
+    The site's node may be running or not. What a check trains is not kept. A site of somebody else
+    whose settings name code needs `trust`.
     """
     yield from check_owner(folder)
     try:
-        site = Site.open(folder)
+        site = Site.open(folder, trust=trust)
     except DispflError as problem:
         topic = "key" if isinstance(problem, IdentityError) else "site"
         yield failure(topic, str(problem))

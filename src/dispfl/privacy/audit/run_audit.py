@@ -48,10 +48,10 @@ from dispfl.privacy.audit.shadow_runs import (
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import (
     has_all_rounds,
-    read_config,
     read_data_digest,
     read_metrics,
     read_split,
+    trusted_config,
 )
 from dispfl.runs.metrics import last
 from dispfl.runs.saved import SavedRun, context_of
@@ -97,6 +97,8 @@ class Audit:
         shadows: int = 8,
         canaries: int | None = None,
         overrides: Sequence[str] = (),
+        *,
+        trust: bool = False,
     ) -> None:
         if shadows < 0 or shadows % 2:
             raise ConfigError(
@@ -105,7 +107,7 @@ class Audit:
             )
         self.path = path
         self.shadows = shadows
-        self.experiment = audited_experiment(path, overrides)
+        self.experiment = audited_experiment(path, overrides, trust=trust)
         self._canaries = canaries
 
     @cached_property
@@ -332,15 +334,20 @@ def _all_equal(masks: Sequence[Mask]) -> bool:
     return len(contents) == 1
 
 
-def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Return the experiment of a finished run; refuse what cannot be audited."""
+def audited_experiment(
+    path: Path, overrides: Sequence[str] = (), *, trust: bool = False
+) -> Experiment:
+    """Return the experiment of a finished run; refuse what cannot be audited.
+
+    A run of somebody else whose config names code needs `trust`.
+    """
     in_site = is_site(path) or (path.name == RUN and is_site(path.parent))
     if in_site or (path / SITES).is_dir():
         raise RunError(
             f"{path} is a run of real sites, each of which has only its own data and model. Audit"
             " a simulation with the same settings: dispfl run, then dispfl audit."
         )
-    config = read_config(path)
+    config = trusted_config(path, trust=trust)
     if MADE_IN_PYTHON in config:
         raise RunError(
             f"{path} was made in Python, so only its caller has its data and network. Audit a"

@@ -38,7 +38,7 @@ from dispfl.round.exchange import (
     published_model,
     requested_mask,
 )
-from dispfl.runs.directory import RunDirectory, read_config
+from dispfl.runs.directory import RunDirectory, trusted_config
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import GridRun
 from dispfl.runs.saved import SavedRun
@@ -263,7 +263,7 @@ class AuditRun(GridRun):
         """Refuse a directory of another run: the audited one may have been extended since."""
         if not (self.path / "config.toml").exists():
             return
-        saved = compose(read_config(self.path))
+        saved = compose(trusted_config(self.path, own=self.experiment.to_toml()))
         for key, (before, audited) in differing_keys(saved, self.experiment).items():
             if key not in ("data.dir", "workers"):
                 raise RunError(
