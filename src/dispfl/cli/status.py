@@ -73,6 +73,10 @@ def _notes(status: "SiteStatus") -> list[str]:
     notes = [f"Problem in members.json: {problem}" for problem in status.problems]
     if status.roster:
         notes.append(_roster_text(status.roster))
+    if status.spec_version > 1:
+        notes.append(f"Version {status.spec_version} of the federation's spec: peer spec show")
+    for proposal in status.proposals:
+        notes.append(f"Proposed change of the spec: {proposal} (dispfl peer spec confirm)")
     if status.running and node.get("save_problem"):
         notes.append(
             f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}. Free"

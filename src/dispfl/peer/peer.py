@@ -94,6 +94,10 @@ class SiteStatus:
     fingerprint: str
     members: list[MemberStatus]
     roster: RosterStatus | None
+    spec_version: int
+    """The newest version of the federation's spec that this site has."""
+    proposals: list[str]
+    """Proposed changes of the spec, and who has not signed them yet."""
     problems: list[str]
     """A sentence for each entry of the members file that cannot be used."""
     running: bool
@@ -245,6 +249,8 @@ class Peer:
             fingerprint=site.identity.fingerprint,
             members=[MemberStatus.of(member) for member in site.members.all()],
             roster=roster,
+            spec_version=site.spec_changes.current().version,
+            proposals=site.spec_changes.describe_proposals(),
             problems=site.members.file.problems,
             running=site.is_running(),
             known=(node or {}).get("known") or [],

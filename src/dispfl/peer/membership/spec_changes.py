@@ -202,6 +202,14 @@ class SpecChangesFile:
             )
         return self._update(lambda latest: latest.with_change(change, signatories), operator())
 
+    def describe_proposals(self) -> list[str]:
+        """Describe the proposals, each with those who have not signed it yet."""
+        signatories = self.signatories()
+        return [
+            f"{proposal.summary}; not yet signed by {signatories.missing(proposal)}"
+            for proposal in self.current().proposed
+        ]
+
     def confirm(self, change: SpecChange) -> SpecChanges:
         """Sign a change for this site's operator, and add it."""
         return self.add(change.signed_by_site(self._identity))
