@@ -56,6 +56,21 @@ def send_all(
     return answers, dict(nodes["000"].ctx.guard.refused["001"])
 
 
+def test_a_newer_version_of_the_spec_is_waited_for_unless_its_settings_are_ours() -> None:
+    world = World(8, reliable, peers=2)
+    node = world.node("000")
+    digest = node.ctx.versions.latest.digest
+    mask = node.ctx.codec.encode_request(world.start["001"].next_mask)
+
+    def request(spec: str, version: JSON) -> Request:
+        header: dict[str, JSON] = {"spec": spec, "spec_version": version, "round": 0}
+        return Request("model", {**header, "nonce": f"{spec}-{version}"}, mask)
+
+    requests = [request(digest, 7), request("other", 7), request("other", 1), request("other", "7")]
+    answers, _ = send_all(world, requests)
+    assert answers == ["model", "wait", "spec-mismatch", "spec-mismatch"]
+
+
 def test_every_bad_request_is_refused_by_name_and_counted() -> None:
     world = World(8, reliable, peers=2)
     codec, start = world.context.codec, world.start["001"]

@@ -63,9 +63,12 @@ class Server:
     async def _answer_model(self, sender: str, request: Request) -> Response:
         """Answer with our model of the requested round, or with "wait" or "stale"."""
         ctx = self.ctx
-        if self._has_newer_spec(sender, request):
+        t, nonce = self._read_model_request(sender, request)
+        if not self._has_same_spec(sender, request, t):
             return Response({"status": "wait", **ctx.about_us()})
-        t, nonce = self._check_model_request(sender, request)
+        if not 0 <= t < ctx.rounds:
+            message = f"There is no round {t}; the federation has {ctx.rounds} rounds."
+            self._refuse(sender, Refusal.NO_SUCH_ROUND, message)
         ctx.note_message(sender, t)
         if ctx.joining and t <= ctx.status.round:
             message = f"{ctx.name} has just joined and has no model yet."
@@ -92,20 +95,25 @@ class Server:
         header = {"status": "model", "round": t, "nonce": nonce, **ctx.about_us()}
         return Response(header, frame, on_sent)
 
-    def _has_newer_spec(self, sender: str, request: Request) -> bool:
-        """Whether the sender follows a version of the spec that we lack, and will ask for."""
-        version = request.header.get("spec_version", FIRST_VERSION)
-        is_newer = isinstance(version, int) and version > self.ctx.versions.latest.number
-        if is_newer:
-            self.ctx.members_with_newer_spec.add(sender)
-            self.ctx.peer_log.problem(
-                sender, "newer spec", f"{sender} follows version {version} of the federation's spec"
-            )
-        return is_newer
+    def _has_same_spec(self, sender: str, request: Request, t: int) -> bool:
+        """Whether the sender's spec of round t is ours; refuse it unless it is a newer version.
 
-    def _check_model_request(self, sender: str, request: Request) -> tuple[int, str]:
-        """Return the round and the nonce of a model request; refuse another spec or round."""
+        We ask for a newer version at our next sync, and the sender waits.
+        """
         ctx = self.ctx
+        if request.header.get("spec") == ctx.versions.at(t).digest:
+            return True
+        version = request.header.get("spec_version")
+        if not isinstance(version, int) or version <= ctx.versions.latest.number:
+            message = f"{sender} and {ctx.name} have different federation specs in round {t}."
+            self._refuse(sender, Refusal.SPEC_MISMATCH, message)
+        ctx.members_with_newer_spec.add(sender)
+        detail = f"{sender} follows version {version} of the federation's spec"
+        ctx.peer_log.problem(sender, "newer spec", detail)
+        return False
+
+    def _read_model_request(self, sender: str, request: Request) -> tuple[int, str]:
+        """Return the round and the nonce of a model request."""
         t = request.header.get("round")
         nonce = request.header.get("nonce")
         incomplete = "A model request needs a round and a nonce in its header."
@@ -113,12 +121,6 @@ class Server:
             self._refuse(sender, Refusal.MALFORMED, incomplete)
         if not isinstance(nonce, str) or len(nonce) > MAX_NONCE_CHARS:
             self._refuse(sender, Refusal.MALFORMED, incomplete)
-        if request.header.get("spec") != ctx.versions.at(t).digest:
-            message = f"{sender} and {ctx.name} have different federation specs in round {t}."
-            self._refuse(sender, Refusal.SPEC_MISMATCH, message)
-        if not 0 <= t < ctx.rounds:
-            message = f"There is no round {t}; the federation has {ctx.rounds} rounds."
-            self._refuse(sender, Refusal.NO_SUCH_ROUND, message)
         return t, nonce
 
     async def _encode(self, sender: str, t: int, model: PackedModel, body: bytes) -> bytes:
