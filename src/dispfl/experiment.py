@@ -33,7 +33,7 @@ from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
 from dispfl.registry import FUNCTIONS, REGISTRIES, choose
 from dispfl.robust.attacks import Attack, AttackName
-from dispfl.robust.averages import check_byzantine
+from dispfl.robust.averages import check_byzantine, check_protects
 from dispfl.settings import Settings
 from dispfl.topology import RandomRegular, Topology
 from dispfl.user_functions import import_reference
@@ -198,6 +198,7 @@ class Simulation(RunSettings):
         self.method.densities(self.peers)
         method = self.method.resolved(topology, self.peers)
         check_byzantine(method, topology, self.peers)
+        check_protects(method, topology, self.peers)
         object.__setattr__(self, "topology", topology)
         object.__setattr__(self, "method", method)
 

@@ -25,6 +25,7 @@ from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor import examine as checks
 from dispfl.peer.doctor.examine import (
     check_key,
+    check_protection,
     check_run,
     check_training,
     disk_finding,
@@ -169,6 +170,11 @@ def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(
             assert found["bob"].text == f"reached at {bob.info.listen}, and it reaches us"
             assert found["clock"].text == "within 5 s of bob"
             assert found["spec"].text == "the same as at bob"
+            protection = found.pop("byzantine")
+            assert protection.level == Level.WARNING
+            assert protection.text == (
+                "clip is off: of 1 neighbour it withstands none, only of 3 or more"
+            )
             assert {finding.level for finding in found.values()} == {Level.OK}
             assert "round" not in bobs_events  # it still waits
             async with running(alice) as events:
@@ -190,6 +196,7 @@ def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(
             f"reached at {bob.info.listen}, and its last request came "
         )
         assert found["run"].text.endswith("of 100000 rounds are saved")
+        assert found.pop("byzantine").level == Level.WARNING
         assert {finding.level for finding in found.values()} == {Level.OK}
 
     asyncio.run(story())
@@ -332,12 +339,12 @@ def test_the_command_prints_80_columns_and_has_an_exit_code_and_json(
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert max(len(line) for line in lines if str(alice.folder) not in line) <= 80
-    assert lines[-1] == "1 failure, 2 warnings."
+    assert lines[-1] == "1 failure, 3 warnings."
     assert lines[0] == "ok       key          readable by its owner alone"
     result = CliRunner().invoke(app, ["doctor", str(alice.folder), "--json"])
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert (found["failures"], found["warnings"]) == (1, 2)
+    assert (found["failures"], found["warnings"]) == (1, 3)
     assert found["findings"][0] == {
         "topic": "key",
         "level": "ok",
@@ -631,3 +638,15 @@ def test_training_that_diverges_is_a_failure(make_site: MakeSite) -> None:
     failed = [finding for finding in found if finding.level == Level.FAILURE]
     assert [finding.topic for finding in failed] == ["training"]
     assert "became infinite or nan" in failed[0].text
+
+
+def test_a_rule_that_could_not_hold_in_the_last_round_is_a_warning(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    for name in ("bob", "carol", "dave", "erin"):
+        alice.members.accept(make_site(name).invite())
+    setup = local_setup(alice)
+    (finding,) = check_protection(setup, {})
+    assert (finding.level, finding.text) == (Level.OK, "clip withstands 1 of 4 neighbours")
+    status = {"discarded": 2, "protection": "own weights kept: 2 of 4 models arrived"}
+    (finding,) = check_protection(setup, status)
+    assert (finding.level, finding.text) == (Level.WARNING, status["protection"])

@@ -52,7 +52,7 @@ def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(
     if (name, structure) in (("mlp", "weights"), ("vgg11", "weights"), ("resnet18", "weights")):
         with refused(MessageError):
             check_norm(world.start["000"].model, 0.0, "000")  # against a model that is still empty
-    state = joining_state(world.context.method, own, {"000": model})
+    state = joining_state(world.context.method, own, {"000": model}, 2)
     assert state.model.mask.unpack().equal(own.next_mask.unpack())
     # All peers have the same first weights, so their average is what the peer would have started
     # with.
@@ -150,7 +150,7 @@ def test_the_beginning_of_a_late_peer_is_the_average_of_those_it_hears(
             torch.tensor([3.0, 0.0, 0.0, 5.0]), torch.tensor([True, False, False, True])
         ),
     }
-    assert joining_state(method, own, received).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
+    assert joining_state(method, own, received, 2).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
 
 
 @pytest.mark.parametrize("rule", ["clip", "trim", "nnm"])
@@ -168,10 +168,10 @@ def test_a_liar_among_the_first_answers_cannot_decide_the_beginning_of_a_late_pe
     for place, name in enumerate("abcd"):
         held = torch.tensor([k < 2 or k == 2 + place for k in range(7)])
         received[name] = PackedModel.pack(torch.full((7,), 100.0 if name == "d" else 2.0), held)
-    plain = joining_state(DPSGD(), own, received).model.values
+    plain = joining_state(DPSGD(), own, received, 4).model.values
     assert plain.tolist() == [26.5, 26.5, 2.0, 2.0, 2.0, 100.0, 9.0]
     method = DPSGD(robust=rule, byzantine=1)  # type: ignore[arg-type]
-    assert joining_state(method, own, received).model.values.tolist() == [
+    assert joining_state(method, own, received, 4).model.values.tolist() == [
         2.0,
         2.0,
         2.0,

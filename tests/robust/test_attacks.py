@@ -174,6 +174,27 @@ def test_unlearning_goes_back_as_far_as_clip_takes_it_and_poisons_the_rest() -> 
     assert float(average[2]) == pytest.approx((1 - 1 - 1) / 3)
 
 
+def test_an_adaptive_backdoor_goes_as_far_as_clip_takes_it_towards_what_was_trained() -> None:
+    """The same neighbours: Byzantine peers go 2 from (1, -1) along (6, 1) - (3, -3) = (3, 4), whose
+    root mean square is sqrt(12.5).
+
+    What the trained model does not hold stays, and the regrown weight is its own.
+    """
+    own = model(1, -1, None)
+    honest = [model(1 + d, -1 - d, 1) for d in (1.0, 4.0, 2.0, 3.0)]
+    request = WeightMask.pack(torch.tensor([True, True, True]))
+    known = Target("000", own, request, honest, 2, lambda attacker, mask: True, 0, 0, assumed=2)
+    told = ATTACK_FUNCTIONS["adaptive-backdoor"]("001", model(6, 1, 7), known)
+    towards = [1 + 2 * 3 / sqrt(12.5), -1 + 2 * 4 / sqrt(12.5), 7]
+    assert told.unpack()[0].tolist() == pytest.approx(towards, abs=5e-3)
+    _, trust = robust_average_of([own, *honest, told, told], 0, request, "clip", 2)
+    assert trust.near[5:].tolist() == [1, 1]
+    assert trust.scale[5:].tolist() == [1, 1]
+
+    sparse = ATTACK_FUNCTIONS["adaptive-backdoor"]("001", model(6, None, 7), known)
+    assert sparse.unpack()[0].tolist() == pytest.approx([1 + 2 * sqrt(2), -1, 7], abs=5e-3)
+
+
 def with_attack(context: RunContext, attack: Attack) -> RunContext:
     """The same run with Byzantine peers of our choice."""
     attacked = replace(context)

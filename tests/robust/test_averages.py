@@ -167,7 +167,7 @@ def test_the_rule_is_part_of_what_sites_agree_on() -> None:
 
     specs = []
     for rule in ("none", "clip"):
-        context = tiny_context(robust("dispfl", robust=rule))
+        context = tiny_context(robust("dispfl", robust=rule), 4)
         specs.append(LocalSetup.of("000", "f", context, 0.5, 0.5).spec)
     difference = spec_difference(specs[0], specs[1])
     assert difference is not None

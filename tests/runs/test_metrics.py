@@ -48,6 +48,8 @@ KEYS = [
     "mask_change",
     "overlap",
     "epsilon",
+    "withstands",
+    "discarded",
     "peer_seconds",
     "busiest",
     "traffic",

@@ -68,7 +68,7 @@ def _progress(status: "SiteStatus", site: str) -> str:
 
 
 def _notes(status: "SiteStatus") -> list[str]:
-    """Problems, the roster, and the node's disk and privacy."""
+    """Problems, the roster, and the node's disk, privacy and protection."""
     node = status.node or {}
     notes = [f"Problem in members.json: {problem}" for problem in status.problems]
     if status.roster:
@@ -84,6 +84,8 @@ def _notes(status: "SiteStatus") -> list[str]:
         )
     if node.get("epsilon") is not None:
         notes.append(f"Private training: epsilon {node['epsilon']:.3g} is spent.")
+    if node.get("protection"):
+        notes.append(f"Byzantine peers: {node['protection']}.")
     return notes
 
 

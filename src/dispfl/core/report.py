@@ -79,6 +79,15 @@ class Report:
         "with [privacy](../privacy.md), what the peer has spent so far",
         higher_is_better=False,
     )
+    withstands: int | None = per_peer(
+        "with a [robust rule](../robust.md): how many Byzantine models the average withstands; 0"
+        " where too few are requested for any protection",
+    )
+    discarded: int | None = per_peer(
+        "with a robust rule: the received models that are not averaged because too few arrived for"
+        " the rule; the peer keeps its own weights",
+        higher_is_better=False,
+    )
     distances: dict[str, float | None] | None = None
     """With a robust rule: the root mean square difference of each received model to the peer's own,
     on the weights that both hold; None without any.

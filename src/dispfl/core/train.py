@@ -205,6 +205,8 @@ class Trainer:
     run: TrainingRun
     peer: str
     t: int
+    requested: int = 0
+    """Models that the peer requested in this round; fewer may have been received."""
     evaluate: bool = True
     """Whether the peer's model is evaluated in this round."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

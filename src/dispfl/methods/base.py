@@ -236,9 +236,8 @@ class ServerMethod(Method):
 
     def resolved(self, topology: Topology, peers: int) -> Self:
         """Return this method with a cohort, by default as large as a peer's neighbourhood."""
-        if self.cohort:
-            return self
-        return self.model_copy(update={"cohort": topology.connections(peers)})
+        cohort = self.cohort or topology.connections(peers)
+        return self.model_copy(update={"cohort": min(cohort, peers)})
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the server's model."""

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from dispfl.core.averaging import masked_mean
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
-from dispfl.robust.averages import Robust
+from dispfl.robust.averages import Robust, protection_text
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import published_model
 
@@ -222,9 +223,11 @@ class Node:
         ctx = self.ctx
         ctx.status.state = "training"
         received = responses.received
+        requested = len(responses.requested)
         if ctx.joining:
-            state = await ctx.compute(lambda: joining_state(ctx.run.method, state, received))
-        task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
+            method = ctx.run.method
+            state = await ctx.compute(lambda: joining_state(method, state, received, requested))
+        task = PeerTask(ctx.name, t, requested=requested, evaluate=ctx.run.evaluates(t))
         return await self.training.step(task, state, received)
 
     async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
@@ -244,6 +247,7 @@ class Node:
         status.privacy_exhausted = report.exhausted
         for name, distance in (report.distances or {}).items():
             status.peers[name].distance = distance
+        self._report_protection(t, report, responses)
 
         if report.failure:
             status.failed_steps += 1
@@ -259,9 +263,23 @@ class Node:
             "missed": responses.missed,
             "score": report.score,
         }
+        if report.discarded:
+            fields["discarded"] = report.discarded
         if report.distances:
             fields["distances"] = _distance_texts(report.distances)
         ctx.log("round", fields)
+
+    def _report_protection(self, t: int, report: Report, responses: RoundResponses) -> None:
+        """Show how the round's average was protected from Byzantine peers; log each change."""
+        status = self.ctx.status
+        status.discarded = report.discarded or 0
+        if not responses.requested:
+            return
+        method = self.ctx.run.method
+        text = protection_text(method, len(responses.requested), len(responses.received))
+        if text != status.protection:
+            status.protection = text
+            self.ctx.log("protection", {"round": t, "detail": text})
 
     # after the last round
 
@@ -314,18 +332,19 @@ def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool)
 
 
 def joining_state(
-    method: Method, state: PeerState, received: Mapping[str, PackedModel]
+    method: Method, state: PeerState, received: Mapping[str, PackedModel], requested: int
 ) -> PeerState:
     """Return the state that a joining peer begins with: the average of the received models under
     its own mask, by the federation's robust rule where it has one.
 
-    A weight that nobody holds keeps its first value, so a peer that receives no model begins like
-    all others did, with the shared first weights.
+    A weight that nobody holds keeps its first value, so a peer that receives no model, or fewer of
+    the requested ones than its rule needs, begins like all others did, with the shared first
+    weights.
     """
     first_weights = state.model.unpack()[0]
     weights = None
     if isinstance(method, Robust):
-        weights = method.robust_start(first_weights, received)
+        weights = method.robust_start(first_weights, received, requested)
     if weights is None:
         models = (PackedModel.pack(*received[name].unpack()) for name in sorted(received))
         weights = masked_mean(models, first_weights)

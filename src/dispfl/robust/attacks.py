@@ -9,6 +9,7 @@ attack each target differently. Forged models are finite and not larger than pee
     hold-all, sole-holder, false-density, meet-target    what only masks make possible
     unlearn                                              made for `clip` under masks
     label-flip, backdoor                                 training on poisoned data
+    adaptive-backdoor                                    the same, as far as `clip` takes it in full
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,9 +41,12 @@ AttackName = Literal[
     "unlearn",
     "label-flip",
     "backdoor",
+    "adaptive-backdoor",
 ]
 ATTACKS: tuple[AttackName, ...] = get_args(AttackName)[1:]
-POISONS: tuple[AttackName, ...] = ("label-flip", "backdoor")
+BACKDOORS: tuple[AttackName, ...] = ("backdoor", "adaptive-backdoor")
+"""Attacks that make models classify inputs with a trigger as the target class."""
+POISONS: tuple[AttackName, ...] = ("label-flip", *BACKDOORS)
 """Attacks that train on poisoned data."""
 
 NOISE = 3.0
@@ -59,11 +63,11 @@ LARGEST = 9.0
 Peers refuse models of 10.
 """
 WITHIN_REACH = 0.999
-"""unlearn: the part of the target's reach that is used, for rounding."""
+"""unlearn, adaptive-backdoor: the part of the target's reach that is used, for rounding."""
 TARGET_CLASS = 0
-"""backdoor: the class that inputs with the trigger should be classified as."""
+"""Backdoors: the class that inputs with the trigger should be classified as."""
 TRIGGER = 3
-"""backdoor: the edge of the trigger in the last corner of an input, in pixels or columns."""
+"""Backdoors: the edge of the trigger in the last corner of an input, in pixels or columns."""
 
 
 @dataclass(frozen=True)
@@ -235,13 +239,9 @@ def unlearn(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     x_i + r (w_0 - mean) / |w_0 - mean|, where r is the target's reach and |.| a root mean square.
     Whoever is within reach is near, so that its regrown weights count too.
     """
-    own_weights, own_mask = target.own.unpack()
     mask = target.claimed(attacker, sent)
-    compared = own_mask & mask.unpack() & target.request.unpack()
-    learned = torch.where(compared, target.mean - target.first(), 0.0)
-    size = _root_mean_square(learned[compared])
-    pushed = own_weights - WITHIN_REACH * target.reach / max(size, 1e-12) * learned
-    return PackedModel.pack(torch.where(own_mask, pushed, target.poison), mask)
+    forgotten = target.first() - target.mean
+    return _pushed(forgotten, mask, target, regrown=target.poison)
 
 
 def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
@@ -254,6 +254,18 @@ def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedMod
     weights, _ = sent.unpack()
     forged = target.mean + times * (weights - target.mean)
     return _limited(PackedModel.pack(forged, sent.mask), target)
+
+
+def replace_within_reach(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Push the target towards the sent model, as far as `clip` allows.
+
+    x_i + r (x - mean) / |x - mean|, where r is the target's reach and |.| a root mean square. What
+    the sent model does not hold is not pushed. Regrown weights are its own, or the honest mean.
+    """
+    weights, holds = sent.unpack()
+    mask = target.claimed(attacker, sent)
+    towards = torch.where(holds, weights - target.mean, 0.0)
+    return _pushed(towards, mask, target, regrown=torch.where(holds, weights, target.mean))
 
 
 ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
@@ -269,6 +281,7 @@ ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
     "meet-target": meet_target,
     "unlearn": unlearn,
     "backdoor": replace_model,
+    "adaptive-backdoor": replace_within_reach,
 }
 
 
@@ -381,6 +394,19 @@ def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
     """Return the share of inputs of other classes that are taken for the target class, or nan."""
     attacked = labels != TARGET_CLASS
     return float((outputs[attacked].argmax(1) == TARGET_CLASS).float().mean())
+
+
+def _pushed(direction: Tensor, mask: Mask, target: Target, *, regrown: Tensor) -> PackedModel:
+    """Return the target's weights, pushed in a direction as far as `clip` takes in full.
+
+    The model has a mask, and these weights where the target regrows them.
+    """
+    own_weights, own_mask = target.own.unpack()
+    compared = own_mask & mask.unpack() & target.request.unpack()
+    direction = torch.where(compared, direction, 0.0)
+    size = _root_mean_square(direction[compared])
+    pushed = own_weights + WITHIN_REACH * target.reach / max(size, 1e-12) * direction
+    return PackedModel.pack(torch.where(own_mask, pushed, regrown), mask)
 
 
 def _limited(forged: PackedModel, target: Target) -> PackedModel:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from dispfl.core.packed import Mask, PackedModel, WeightMask
+from dispfl.core.report import Report
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, ServerMethod
@@ -31,7 +32,9 @@ def _check_byzantine(value: Any) -> Any:
 
 
 ByzantineCount = Annotated[int | float, BeforeValidator(_check_byzantine)]
-"""A number of Byzantine peers, or a share of the received models."""
+"""A number of Byzantine peers, or a share of the requested models."""
+FEWEST_PROTECTED = 3
+"""The fewest models of others among which a rule withstands a Byzantine one: less than half."""
 
 
 class Robust(Method):
@@ -44,18 +47,34 @@ class Robust(Method):
     mixing before trimmed means.
     """
     byzantine: ByzantineCount = 0.2
-    """With a robust rule: how many of the models averaged in a round may be Byzantine.
+    """With a robust rule: how many of the models requested in a round may be Byzantine.
 
     A share is rounded up, but always to less than half.
     """
 
-    def assumed_byzantine(self, received: int) -> int:
-        """Return b, the number of Byzantine peers assumed among this many models of others."""
+    def assumed_byzantine(self, requested: int) -> int:
+        """Return b, the number of Byzantine peers assumed among this many neighbours.
+
+        It does not depend on how many of them respond: a Byzantine peer always does.
+        """
         if isinstance(self.byzantine, int):
             return self.byzantine
-        share = ceil(self.byzantine * received - 1e-9 * received)
-        below_half = (received - 1) // 2
+        share = ceil(self.byzantine * requested - 1e-9 * requested)
+        below_half = (requested - 1) // 2
         return max(0, min(share, below_half))
+
+    def needed_models(self, requested: int) -> int:
+        """Return how many of the requested models must be received for the rule to hold."""
+        return 2 * self.assumed_byzantine(requested) + 1
+
+    def report_protection(self, report: Report, requested: int, received: int) -> None:
+        """Report what the average of a round withstands, and whether the rule holds."""
+        if self.robust == "none" or requested == 0:
+            return
+        report.withstands = self.assumed_byzantine(requested)
+        report.discarded = 0
+        if report.withstands and received < self.needed_models(requested):
+            report.discarded = received
 
     def robust_mix(
         self, trainer: Trainer, models: Mapping[str, PackedModel], mask: Mask
@@ -63,13 +82,20 @@ class Robust(Method):
         """Return the average of our own and the received models under our next mask.
 
         It reports the senders' distances. None if no Byzantine peer is assumed: then the plain
-        average is right.
+        average is right. If too few models arrive for the rule to hold, our own weights are kept.
         """
-        b = self.assumed_byzantine(len(models) - 1)
+        received = len(models) - 1
+        requested = max(trainer.requested, received)
+        self.report_protection(trainer.report, requested, received)
+        b = self.assumed_byzantine(requested)
         if self.robust == "none" or b == 0:
             return None
-        if not models[trainer.peer].mask.kept and not mask.averages_without_own:
-            return PackedModel.pack(trainer.first_weights(), mask).values
+        own_model = models[trainer.peer]
+        is_too_few = received < self.needed_models(requested)
+        if not own_model.mask.kept and (is_too_few or not mask.averages_without_own):
+            return PackedModel.pack(trainer.first_weights(), mask).flat()
+        if is_too_few:
+            return mask.average([own_model], trainer.first_weights)
 
         names = sorted(models)
         own_index = names.index(trainer.peer)
@@ -98,25 +124,34 @@ class Robust(Method):
         """Return the server's next weights from the uploads, centred at its present ones.
 
         None if no Byzantine peer is assumed. Every upload counts the same: the number of samples
-        that a peer claims to have could be false too.
+        that a peer claims to have could be false too. If too few peers of the cohort upload a model
+        for the rule to hold, the present weights are kept.
         """
-        b = self.assumed_byzantine(len(uploads))
+        requested = max(requested_uploads(self), len(uploads))
+        b = self.assumed_byzantine(requested)
         if self.robust == "none" or b == 0:
             return None
+        if len(uploads) < self.needed_models(requested):
+            return server.flat()
         models = [uploads[name] for name in sorted(uploads)]
         average, _ = _average_around(server, models, server.mask, self.robust, b)
         return average
 
-    def robust_start(self, first: Tensor, received: Mapping[str, PackedModel]) -> Tensor | None:
+    def robust_start(
+        self, first: Tensor, received: Mapping[str, PackedModel], requested: int
+    ) -> Tensor | None:
         """Return the weights that a joining peer begins with, from the first weights.
 
-        None if no Byzantine peer is assumed. A joining peer has no model to compare with. So the
+        None if no Byzantine peer is assumed. If too few of the requested models arrive for the rule
+        to hold, they are the first weights. A joining peer has no model to compare with. So the
         weights that more than 2b models hold are averaged first, and senders that are near to the
         result decide those that fewer hold. What no such sender holds keeps its first value.
         """
-        b = self.assumed_byzantine(len(received))
+        b = self.assumed_byzantine(requested)
         if self.robust == "none" or b == 0:
             return None
+        if len(received) < self.needed_models(requested):
+            return first
         models = [PackedModel.pack(*received[name].unpack()) for name in sorted(received)]
         masks = [model.mask.unpack() for model in models]
         everything = torch.ones(len(first), dtype=torch.bool)
@@ -144,25 +179,88 @@ def _average_around(
     return robust_average_of(rows, len(models), mask, rule, b, averages_own=False)
 
 
+def requested_uploads(method: Method) -> int:
+    """Return how many uploads a server requests in a round; 0 without a server."""
+    if not isinstance(method, ServerMethod):
+        return 0
+    return method.cohort or 0
+
+
+# before anything runs, and for people who watch a site
+
+
 def check_byzantine(method: Method, topology: Topology, peers: int) -> None:
     """Refuse more Byzantine peers than the rule tolerates where the fewest models are averaged."""
     if not isinstance(method, Robust) or method.robust == "none":
         return
-    if isinstance(method, ServerMethod):
-        cohort = method.resolved(topology, peers).cohort
-        received = min(cohort or peers, peers)
-        receiver = "the server averages"
-    else:
-        neighbours = topology.neighbours(0, 0, peer_names(peers))
-        received = min(map(len, neighbours.values()))
-        receiver = "a peer receives"
-
-    most = max(0, received - 1) // 2
-    if method.assumed_byzantine(received) > most:
-        fix = f"Use at most {most}" if received > 2 else "Use method.robust=none"
-        models = "1 model" if received == 1 else f"{received} models"
+    requested = fewest_requested(method, topology, peer_names(peers))
+    most = max(0, requested - 1) // 2
+    if method.assumed_byzantine(requested) > most:
+        fix = f"Use at most {most}" if requested > 2 else "Use method.robust=none"
         raise ConfigError(
-            f"method.byzantine is {method.byzantine}, but {receiver} {models} in a round, and a"
-            f" rule withstands less than half of them. {fix}, or let more be received.",
+            f"method.byzantine is {method.byzantine}, but {_averaged(method, requested)} in a"
+            f" round, and a rule withstands less than half of them. {fix}, or let more be"
+            " received.",
             key="method.byzantine",
         )
+
+
+def check_protects(method: Method, topology: Topology, peers: int) -> None:
+    """Refuse a rule that withstands no Byzantine peer, though some are assumed.
+
+    Sites, whose number changes, say so in their status instead.
+    """
+    if not isinstance(method, Robust) or method.robust == "none" or not method.byzantine:
+        return
+    requested = fewest_requested(method, topology, peer_names(peers))
+    if requested and not method.assumed_byzantine(requested):
+        raise ConfigError(
+            f"method.robust is {method.robust}, but {_averaged(method, requested)} in a round, and"
+            f" a rule needs {FEWEST_PROTECTED} to withstand one Byzantine peer. Use"
+            " method.robust=none, or let more be received.",
+            key="method.robust",
+        )
+
+
+def fewest_requested(method: Method, topology: Topology, roster: Sequence[str]) -> int:
+    """Return the number of models that are averaged in a round where they are fewest."""
+    if isinstance(method, ServerMethod):
+        cohort = method.resolved(topology, len(roster)).cohort
+        return min(cohort or len(roster), len(roster))
+    neighbours = topology.neighbours(0, 0, roster)
+    return min(map(len, neighbours.values()))
+
+
+def _averaged(method: Method, requested: int) -> str:
+    """`a peer receives 4 models`."""
+    receiver = "a peer receives"
+    if isinstance(method, ServerMethod):
+        receiver = "the server averages"
+    models = "1 model" if requested == 1 else f"{requested} models"
+    return f"{receiver} {models}"
+
+
+def withstood(method: Method, requested: int) -> int:
+    """Return how many Byzantine peers among this many neighbours a method's average withstands."""
+    if not isinstance(method, Robust) or method.robust == "none":
+        return 0
+    return method.assumed_byzantine(requested)
+
+
+def protection_text(method: Method, requested: int, received: int | None = None) -> str:
+    """Say in words how a peer with this many neighbours is protected, with models received."""
+    if not isinstance(method, Robust) or method.robust == "none":
+        return "no robust rule: any neighbour can replace the average"
+    b = method.assumed_byzantine(requested)
+    neighbours = f"{requested} neighbour" if requested == 1 else f"{requested} neighbours"
+    if b == 0:
+        reason = f"of {neighbours} it withstands none, only of {FEWEST_PROTECTED} or more"
+        if not method.byzantine:
+            reason = "method.byzantine is 0"
+        return f"{method.robust} is off: {reason}"
+    if received is not None and received < method.needed_models(requested):
+        return (
+            f"own weights kept: {received} of {requested} models arrived, and {method.robust} needs"
+            f" {method.needed_models(requested)} to withstand {b}"
+        )
+    return f"{method.robust} withstands {b} of {neighbours}"

@@ -371,6 +371,9 @@ class PeerTask:
     t: int
     graph: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Gossip round: the neighbours of every peer that is online."""
+    requested: int = 0
+    """Gossip round: how many neighbours the peer has, with those that are offline or do not
+    respond."""
     server: PeerState | None = None
     """Server round: the state of the server that selected the peer."""
     global_model: PackedModel | None = None

@@ -19,7 +19,7 @@ from dispfl.core.rng import stream
 from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.robust.attacks import Target
-from dispfl.robust.averages import Robust
+from dispfl.robust.averages import Robust, requested_uploads
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.codec import Codec
@@ -61,6 +61,13 @@ def exchange_graph(
     if not context.method.gossips:
         return {peer: [] for peer in roster}
     return context.settings.topology.online_neighbours(context.settings.seed, t, roster)
+
+
+def neighbour_counts(context: RunContext, t: int, graph: Graph) -> dict[str, int]:
+    """Return how many neighbours each peer has in round t, with those that are offline."""
+    if len(graph) < len(context.roster):
+        graph = context.settings.topology.neighbours(context.settings.seed, t, context.roster)
+    return {peer: len(neighbours) for peer, neighbours in graph.items()}
 
 
 def exchange_row(
@@ -261,7 +268,10 @@ def accepted_models(
         request = state.next_mask
     else:  # as messages would be, which some engines have at hand
         received = {sender: model.restrict(request) for sender, model in received.items()}
-    return _accepted_under_attack(context, task.peer, task.t, state.model, request, received)
+    requested = max(task.requested, len(received))
+    return _accepted_under_attack(
+        context, task.peer, task.t, state.model, request, received, requested
+    )
 
 
 def accepted_uploads(
@@ -270,7 +280,10 @@ def accepted_uploads(
     """Return the uploads that the server accepts: all of them, unless an attack is simulated."""
     if context.byzantine.isdisjoint(uploads):
         return uploads
-    return _accepted_under_attack(context, SERVER, t, server.model, server.model.mask, uploads)
+    requested = max(requested_uploads(context.method), len(uploads))
+    return _accepted_under_attack(
+        context, SERVER, t, server.model, server.model.mask, uploads, requested
+    )
 
 
 def _accepted_under_attack(
@@ -280,6 +293,7 @@ def _accepted_under_attack(
     own_model: PackedModel,
     request: Mask,
     received: Mapping[str, PackedModel],
+    requested: int,
 ) -> dict[str, PackedModel]:
     """Return the received models, those of Byzantine peers replaced by their attack.
 
@@ -295,7 +309,7 @@ def _accepted_under_attack(
 
     assumed_byzantine = 0
     if isinstance(context.method, Robust) and context.method.robust != "none":
-        assumed_byzantine = context.method.assumed_byzantine(len(received))
+        assumed_byzantine = context.method.assumed_byzantine(requested)
     target = Target(
         name,
         own_model,

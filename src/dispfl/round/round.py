@@ -24,9 +24,15 @@ from dispfl.methods.base import (
     ServerMethod,
     initial_state,
 )
-from dispfl.robust.attacks import Triggered, backdoor_success
+from dispfl.robust.attacks import BACKDOORS, Triggered, backdoor_success
+from dispfl.robust.averages import Robust, requested_uploads
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
-from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
+from dispfl.round.exchange import (
+    accepted_uploads,
+    exchange_graph,
+    neighbour_counts,
+    server_cohort,
+)
 from dispfl.round.ledger import Ledger
 
 
@@ -109,12 +115,15 @@ def gossip_round(
     """Algorithm 1, lines 5-16, for all peers."""
     # Line 6: each online peer may receive from its neighbours of this round.
     graph = exchange_graph(context, t)
+    requested = neighbour_counts(context, t, graph)
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
         idle = peer not in graph and context.settings.topology.offline == "skip"
         honest = peer not in context.byzantine
-        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and honest))
+        tasks.append(
+            PeerTask(peer, t, graph, requested[peer], idle=idle, evaluate=evaluate and honest)
+        )
 
     # Lines 7-15: each peer takes its step.
     results = _run_tasks(engine, tasks, finished, on_result)
@@ -155,6 +164,9 @@ def server_round(
     if accepted:
         samples = {peer: len(context.data.peers[peer].train) for peer in accepted}
         server = method.aggregate(server, accepted, samples)
+    if isinstance(method, Robust):
+        for peer in cohort:
+            method.report_protection(results[peer].report, requested_uploads(method), len(accepted))
     return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
 
 
@@ -228,6 +240,7 @@ def peer_step(
         run=context.training,
         peer=task.peer,
         t=task.t,
+        requested=task.requested,
         evaluate=task.evaluate,
         buffers=state.buffers,
         moments=dict(state.moments),
@@ -367,7 +380,7 @@ def _evaluate(context: RunContext, trainer: Trainer, model: PackedModel) -> None
         report.validation = trainer.score(weights, trainer.validation)
     if context.data.global_test is not None:
         report.global_test = trainer.score(weights, context.data.global_test)
-    if context.attack is not None and context.attack.name == "backdoor":
+    if context.attack is not None and context.attack.name in BACKDOORS:
         report.backdoor = trainer.score(weights, Triggered(trainer.test), backdoor_success)
 
 

@@ -228,11 +228,13 @@ def step_of(
     t: int,
     states: Mapping[str, PeerState],
     received: Mapping[str, PackedModel],
+    requested: int = 0,
 ) -> StepResult:
-    """Take the step of the first peer."""
+    """Take the step of the first peer, which requested so many models or as many as it received."""
     peer = context.roster[0]
     network = FlatModule(context.module())
-    return peer_step(context, network, PeerTask(peer, t), states[peer], received)
+    task = PeerTask(peer, t, requested=requested)
+    return peer_step(context, network, task, states[peer], received)
 
 
 def uploads_of(

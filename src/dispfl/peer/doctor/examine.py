@@ -32,7 +32,9 @@ from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import IDENTITY, MEMBERS, Site
 from dispfl.peer.state.store import PrivateRounds, difference_from_start
+from dispfl.robust.averages import FEWEST_PROTECTED, protection_text, withstood
 from dispfl.round.context import PeerTask, StepResult
+from dispfl.round.exchange import exchange_row
 from dispfl.round.round import peer_step
 
 
@@ -70,6 +72,7 @@ def examine(folder: Path, *, trust: bool = False) -> Iterator[Finding]:
     yield check_run(site, setup, status, running=running)
     if setup.run.settings.privacy.enabled:
         yield check_privacy(site, setup)
+    yield from check_protection(setup, status)
     yield from check_training(site, setup, config, running=running)
     yield from check_network(site, setup, config, status, running=running)
 
@@ -166,6 +169,28 @@ def check_privacy(site: Site, setup: LocalSetup) -> Finding:
         )
         return warning("privacy", text, advice)
     return ok("privacy", text)
+
+
+def check_protection(setup: LocalSetup, status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check whether averages with the present members withstand a Byzantine one."""
+    run = setup.run
+    try:
+        graph, _ = exchange_row(run, 0, run.roster, setup.name)
+    except Exception as problem:  # a user's own topology may not fit every set of peers
+        yield warning("byzantine", f"no neighbours: {type(problem).__name__}: {problem}")
+        return
+    requested = len(graph.get(setup.name, ()))
+    if not requested:
+        return
+    text = protection_text(run.method, requested)
+    if status.get("discarded"):
+        advice = "It continues by itself once more members respond: dispfl peer status."
+        yield warning("byzantine", str(status.get("protection")), advice)
+    elif not withstood(run.method, requested):
+        advice = f"{FEWEST_PROTECTED} neighbours or more and method.robust=clip would protect it."
+        yield warning("byzantine", text, advice)
+    else:
+        yield ok("byzantine", text)
 
 
 def check_training(

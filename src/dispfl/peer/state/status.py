@@ -88,6 +88,10 @@ class NodeStatus:
     """With privacy: what the site has spent."""
     privacy_exhausted: bool = False
     """Whether its budget does not last for another round."""
+    protection: str | None = None
+    """How the last average was protected from Byzantine peers, in words."""
+    discarded: int = 0
+    """Models of the last round that were not averaged, because too few arrived for the rule."""
     deadline: float = 0.0
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""
@@ -121,6 +125,8 @@ class NodeStatus:
             "state": self.state,
             "score": self.score,
             "epsilon": self.epsilon,
+            "protection": self.protection,
+            "discarded": self.discarded,
             "deadline_seconds": round(self.deadline, 3),
             "unsaved_rounds": self.unsaved_rounds,
             "save_problem": self.save_problem,
