@@ -214,6 +214,7 @@ def test_a_finished_federation_continues_after_every_operator_has_confirmed_more
         (["train.lr=0.01", "--from-round", "9"], "ends after 3 rounds"),
         (["rounds=1", "--from-round", "2"], "rounds would be 1"),
         (["topology=star-of-david", "--from-round", "2"], "topology"),
+        (["topology=antigravity:run", "--from-round", "2"], "module antigravity is neither in"),
     ],
 )
 def test_a_change_that_no_site_could_follow_is_refused_with_the_reason(

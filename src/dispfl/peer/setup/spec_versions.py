@@ -21,6 +21,7 @@ from dispfl.peer.site import Site
 from dispfl.peer.transport.base import JSON
 from dispfl.robust.averages import check_byzantine
 from dispfl.round.context import RunContext
+from dispfl.trust import check_site
 
 NO_CHANGES = SpecChanges()
 
@@ -122,4 +123,5 @@ def changed_config(config: SiteConfig, settings: Mapping[str, Any], folder: Path
         elif isinstance(tables.setdefault(table, {}), dict):
             tables[table][field] = value
     values = compose_values(SiteConfig, config.to_toml(), tables)
+    check_site(folder, values)  # a change comes from others, and may name code
     return SiteConfig.from_values(values, folder)
