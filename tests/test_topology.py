@@ -267,6 +267,8 @@ class WithGaps(Topology):
     [
         ({"000": ["001"]}, "has no entry for peer 001; give every peer a list"),
         ({"000": ["zzz"], "001": []}, "names the neighbour 'zzz', which is not a peer"),
+        ({"000": ["000", "001"], "001": ["000"]}, "names peer 000 as its own neighbour; omit it"),
+        ({"000": ["001"], "001": ["000", "000"]}, "names a neighbour of peer 001 twice"),
     ],
 )
 def test_an_incomplete_graph_is_refused_with_a_sentence(

@@ -58,25 +58,33 @@ class Topology(Component):
         """Return the online neighbours of each online peer in round t, in roster order."""
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
-        peers = set(roster)
-        missing = peers - graph.keys()
-        if missing:
-            raise ConfigError(
-                f"topology {self.name} has no entry for peer {min(missing)}; give every peer a"
-                " list.",
-                key="topology",
-            )
-        unknown = set(chain.from_iterable(graph.values())) - peers
-        if unknown:
-            raise ConfigError(
-                f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.",
-                key="topology",
-            )
+        self._check_graph(graph, roster)
         online_graph = {}
         for k in roster:
             if k in online:
                 online_graph[k] = sorted(j for j in graph[k] if j in online)
         return online_graph
+
+    def _check_graph(self, graph: Mapping[str, Sequence[str]], roster: Sequence[str]) -> None:
+        """Refuse a graph that lacks a peer, or that names a stranger, a peer itself, or one twice.
+
+        A peer's own model is always in its average; a model that is requested twice costs twice.
+        """
+        peers = set(roster)
+        missing = peers - graph.keys()
+        unknown = set(chain.from_iterable(graph.values())) - peers
+        problem = ""
+        if missing:
+            problem = f"has no entry for peer {min(missing)}; give every peer a list."
+        elif unknown:
+            problem = f"names the neighbour {min(unknown)!r}, which is not a peer."
+        for k, neighbours in graph.items():
+            if k in neighbours:
+                problem = f"names peer {k} as its own neighbour; omit it."
+            elif len(set(neighbours)) < len(neighbours):
+                problem = f"names a neighbour of peer {k} twice; name each neighbour once."
+        if problem:
+            raise ConfigError(f"topology {self.name} {problem}", key="topology")
 
     def row(
         self, seed: int, t: int, roster: Sequence[str], peer: str

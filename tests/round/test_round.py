@@ -21,6 +21,7 @@ from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
+from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
@@ -330,6 +331,22 @@ def test_a_peer_hears_the_peers_that_its_method_chooses_and_only_they_are_charge
         ("003", "002"),
         ("002", "003"),
     }
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_method_that_chooses_a_sender_twice_or_the_peer_itself_is_refused(
+    place: int, make_context: MakeContext
+) -> None:
+    class Greedy(Choosy):
+        def choose(
+            self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+        ) -> Sequence[str]:
+            unwanted = neighbourhood.neighbours[0] if place else "001"
+            return [*neighbourhood.neighbours, unwanted]
+
+    context = make_context(peers=3, method=Greedy(), rounds=1)
+    with pytest.raises(ConfigError, match="choose each neighbour once"):
+        run_from(context, initial_states(context), 0, ReversedEngine(context))
 
 
 def test_a_peer_without_online_neighbours_chooses_nobody(

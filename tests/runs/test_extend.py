@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from messages import refused
+from program import Dispfl, dispfl
 from torch import nn
 
 from dispfl import DisPFL, FedAvg, Federation, Method, Train
@@ -17,6 +18,8 @@ from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun, run_experiment
 from dispfl.runs.grid import GridCallbacks, RunState, methods_grid, run_missing
 from dispfl.runs.loop import RunObserver
+
+__all__ = ["dispfl"]  # a fixture
 
 TINY = [
     "peers=3",
@@ -186,6 +189,42 @@ def test_a_run_with_a_schedule_over_all_rounds_is_not_extended(
     before = result(tmp_path / "run")
     with pytest.raises(RunError, match=sentence):
         ExperimentRun.resume(tmp_path / "run", [f"rounds={rounds}"])
+    assert result(tmp_path / "run") == before
+
+
+def edit_rounds(path: Path, before: int, after: int) -> None:
+    """Change the number of rounds in a run's config, as a user does in an editor."""
+    config = path / "config.toml"
+    text = config.read_text()
+    assert f"rounds = {before}\n" in text
+    config.write_text(text.replace(f"rounds = {before}\n", f"rounds = {after}\n"))
+
+
+def test_rounds_edited_in_a_finished_runs_config_extend_it_where_that_is_possible(
+    tmp_path: Path, dispfl: Dispfl
+) -> None:
+    settings = [*TINY, "method=local"]
+    run_experiment(compose({}, [*settings, "rounds=4"]), tmp_path / "whole")
+    run_experiment(compose({}, [*settings, "rounds=2"]), tmp_path / "run")
+    edit_rounds(tmp_path / "run", 2, 4)
+    resumed = dispfl("run", "--resume", tmp_path / "run")
+    assert resumed.code == 0, resumed.err
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("after", "reason"), [(5, "the prune rate depends on it"), (1, "only be")])
+def test_rounds_edited_in_a_finished_runs_config_are_refused_where_they_do_not_fit(
+    tmp_path: Path, dispfl: Dispfl, after: int, reason: str
+) -> None:
+    run_experiment(compose({}, [*TINY, "rounds=2"]), tmp_path / "run")
+    before = result(tmp_path / "run")
+    edit_rounds(tmp_path / "run", 2, after)
+    resumed = dispfl("run", "--resume", tmp_path / "run")
+    assert resumed.code == 1
+    assert f"has run 2 rounds, and its config.toml now says rounds={after}" in " ".join(
+        resumed.err.split()
+    )
+    assert reason in resumed.err
     assert result(tmp_path / "run") == before
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.errors import MessageError
+from dispfl.errors import ConfigError, MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.robust.attacks import Target
 from dispfl.robust.averages import Robust, requested_uploads
@@ -110,7 +110,14 @@ def gossip_senders(
     reachable = context.settings.topology.reachable(graph, peer)
     neighbourhood = Neighbourhood(roster, graph[peer], reachable)
     rng = stream(context.settings.seed, "choose", peer, t)
-    return context.method.choose(state, neighbourhood, rng=rng)
+    senders = context.method.choose(state, neighbourhood, rng=rng)
+    if len(set(senders)) < len(senders) or peer in senders:
+        raise ConfigError(
+            f"method {context.method.name} chooses a sender of peer {peer} twice, or the peer"
+            f" itself, in round {t}; choose each neighbour once.",
+            key="method",
+        )
+    return senders
 
 
 def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:

@@ -277,7 +277,7 @@ def has_all_rounds(path: Path, rounds: int) -> bool:
     summary = read_summary(path)
     if summary is None or "stopped" in summary:
         return False
-    return int(read_config(path).get("rounds", rounds)) >= rounds
+    return int(summary["rounds"]) >= rounds
 
 
 SPLIT = "split.safetensors"

@@ -394,6 +394,7 @@ def check_same_experiment(
     nothing forbids it.
     """
     saved = compose(trusted_config(path, own=experiment.to_toml()))
+    _check_edited_rounds(path, saved, experiment)
     differing = differing_keys(saved, experiment)
     for key, (earlier, present) in differing.items():
         if key in MAY_DIFFER:
@@ -405,6 +406,20 @@ def check_same_experiment(
                 continue
             reason = f" ({reason})"
         raise RunError(f"{path} was run with {key}={earlier}, got {present}{reason}. {fix}")
+
+
+def _check_edited_rounds(path: Path, saved: Experiment, experiment: Experiment) -> None:
+    """Refuse a finished run whose config.toml was edited to rounds that it cannot continue with."""
+    summary = read_summary(path)
+    if summary is None or "stopped" in summary:
+        return
+    rounds = int(summary["rounds"])
+    reason = why_not_extended(rounds, experiment.rounds, experiment)
+    if saved.rounds != rounds and reason:
+        raise RunError(
+            f"{path} has run {rounds} rounds, and its config.toml now says rounds={saved.rounds}"
+            f" ({reason}). Set rounds = {rounds} there again, or start a new run."
+        )
 
 
 def why_not_extended(earlier: int, present: int, settings: RunSettings) -> str:
