@@ -204,6 +204,17 @@ def test_scores_on_validation_data_have_a_column(write: Write) -> None:
     assert columns["validation accuracy"] == "0.250"
 
 
+def test_of_the_variants_of_a_method_the_best_on_validation_data_is_chosen(write: Write) -> None:
+    """The second is better on test data by luck; the first is better on validation data."""
+    chosen = write("a", 0, [0.4, 0.5], validation=spread([0.6, 0.6]))
+    lucky = write("b", 0, [0.5, 0.7], validation=spread([0.5, 0.5]))
+    (lucky / "config.toml").write_bytes((chosen / "config.toml").read_bytes())
+    comparison = compare([({"method.density": "0.2"}, chosen), ({"method.density": "0.4"}, lucky)])
+    assert best_rows(comparison) == ["method.density=0.2"]
+    sentence = "which chooses method.density=0.2, 0.500 on test data."
+    assert any(sentence in line for line in legend(comparison)), legend(comparison)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "comparable"),
     [

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from html_cells import cells
+from recorded_runs import spread
 
 from dispfl.report.results import count_wins, read_results
 from dispfl.report.sections import results_section
@@ -50,6 +51,24 @@ def test_a_row_is_ahead_where_the_interval_excludes_zero_and_level_where_it_does
     assert cells(html)[1][2].startswith("-0.050, level[-0.")
     assert cells(html)[0][2] == "–"
     assert "Difference to Dis-PFL" in html
+
+
+def test_the_row_that_validation_data_choose_leads_although_another_has_a_better_test_score(
+    write: Write,
+) -> None:
+    low = {"own": {"density": 0.2}, "record": {"validation": spread([0.7] * 6)}}
+    high = {"own": {"density": 0.4}, "record": {"validation": spread([0.6] * 6)}}
+    paths = [write("a", [[0.5] * 6], **low), write("b", [[0.8] * 6], **high)]
+    results = read_results(paths)
+    lead, *_ = summary_sentences(results)
+    chosen, lucky = results.labels
+    assert lead == (
+        f"{chosen} is chosen on validation data (0.700): accuracy 0.500 on average over 6 peers;"
+        f" on test data it is behind {lucky}."
+    )
+    html = str(results_section(results))
+    assert [row[1] for row in cells(html)] == ["0.500", "0.800"]
+    assert "best on validation data first" in html
 
 
 def test_seeds_that_disagree_are_level(write: Write) -> None:

@@ -15,6 +15,8 @@ from dispfl.runs.metrics import mean_or_none
 
 DISPFL = {"method": "dispfl"}
 """The names of the rows that others are compared with unless an experiment says otherwise."""
+VALIDATION = "validation"
+"""The column of the score on validation data."""
 TEST_LOSS = "test loss"
 """The column of the loss on test data, which comes last."""
 
@@ -304,13 +306,29 @@ class Comparison:
         """The budget, mean over seeds."""
         return mean_or_none(self.limits.values())
 
+    @cached_property
+    def is_chosen_on_validation(self) -> bool:
+        """Whether rows are variants of a method with validation data, on which to choose one.
+
+        Choosing on test data would make the chosen row's test score too good.
+        """
+        methods = {row.runs[0].method for row in self.rows}
+        scores = [row.extra(VALIDATION) for row in self.rows]
+        return len(methods) < len(self.rows) and None not in scores
+
+    def deciding_score(self, row: ComparisonRow) -> float | None:
+        """Return the score that decides which row is best: on test or on validation data."""
+        return row.extra(VALIDATION) if self.is_chosen_on_validation else row.score
+
     def is_best(self, row: ComparisonRow) -> bool:
-        """Whether the row has the best mean score, as it is printed, of several on its data."""
+        """Whether the row has the best deciding score, as it is printed, of several on its data."""
         rivals = self._with_same_data[row.label]
-        if row.score is None or len(rivals) == 1:
+        score = self.deciding_score(row)
+        if score is None or len(rivals) == 1:
             return False
-        scores = [rival.score for rival in rivals if rival.score is not None]
-        return self.measure.text(row.score) == self.measure.text(self.measure.best(scores))
+        scores = [self.deciding_score(rival) for rival in rivals]
+        best_score = self.measure.best([rival for rival in scores if rival is not None])
+        return self.measure.text(score) == self.measure.text(best_score)
 
     @cached_property
     def references(self) -> dict[str, ComparisonRow]:

@@ -8,7 +8,13 @@ from typing import Any
 
 from dispfl.core.report import QUANTITIES
 from dispfl.files import write_atomically
-from dispfl.report.comparison import Comparison, ComparisonRow, connections_by_label, flops_by_label
+from dispfl.report.comparison import (
+    VALIDATION,
+    Comparison,
+    ComparisonRow,
+    connections_by_label,
+    flops_by_label,
+)
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.runs import GAP, Budget, RecordedRun
@@ -21,7 +27,6 @@ from dispfl.report.wording import (
     plural,
 )
 
-VALIDATION = "validation"
 MAX_REFERENCE = 12
 """Longer labels of the reference row do not fit a heading."""
 BUDGET_UNITS = {
@@ -187,10 +192,7 @@ def _legend(comparison: Comparison) -> Iterator[str]:
             " rounds."
         )
     if VALIDATION in comparison.extras:
-        yield (
-            f"validation: {metric} on the peers' validation data; choose by it, not by the test"
-            " data."
-        )
+        yield _validation_sentence(comparison)
     if GAP in comparison.extras:
         yield (
             f"gap: how much better {metric} is on the peers' own training data than on their test"
@@ -217,6 +219,17 @@ def _score_sentence(comparison: Comparison) -> str:
     if seeds > 1:
         spread = f"mean ± sample standard deviation over {seeds} seeds"
     return f"{metric}: mean over peers, each on its own test data; {spread}."
+
+
+def _validation_sentence(comparison: Comparison) -> str:
+    """Say which row is chosen on validation data, and its score on test data."""
+    measure = comparison.measure
+    text = f"validation: {measure.name} on the peers' validation data"
+    chosen = [row for row in comparison.rows if comparison.is_best(row)]
+    if not comparison.is_chosen_on_validation or not chosen:
+        return f"{text}; choose settings by it, not by the test data."
+    results = [f"{row.label}, {measure.text(row.score)} on test data" for row in chosen]
+    return f"{text}, which chooses {' or '.join(results)}."
 
 
 def _targets_sentence(comparison: Comparison) -> str:

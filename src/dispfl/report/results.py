@@ -160,8 +160,8 @@ def _omit_uncommon_seeds(groups: dict[str, list[RecordedRun]]) -> dict[str, list
 
 def _best_first(comparison: Comparison) -> list[ComparisonRow]:
     def rank(row: ComparisonRow) -> tuple[bool, float]:
-        unknown = row.score is None
-        return unknown, -comparison.measure.gain(row.score or 0.0, 0.0)
+        score = comparison.deciding_score(row)
+        return score is None, -comparison.measure.gain(score or 0.0, 0.0)
 
     return sorted(comparison.rows, key=rank)
 

@@ -53,7 +53,9 @@ def results_section(results: ReportResults) -> Section:
     measure = results.measure
     scale, unit = flops_unit_of_largest(results.flops_per_peer)
     caption = f"{capitalized(measure.name)} and costs"
-    if len(results.rows) > 1:
+    if results.comparison.is_chosen_on_validation:
+        caption += ", best on validation data first"
+    elif len(results.rows) > 1:
         caption += ", best first"
     headings = list(_result_headings(results, unit))
     table = HtmlTable(caption, headings, kind="cards", scrolling=True)

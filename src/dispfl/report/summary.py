@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dispfl.core.metric import Measure
-from dispfl.report.comparison import ComparisonRow, connections_by_label
+from dispfl.report.comparison import VALIDATION, ComparisonRow, connections_by_label
 from dispfl.report.differences import Verdict
 from dispfl.report.html import Block
 from dispfl.report.labels import connections_note, prevents_comparison
@@ -92,6 +92,12 @@ def _lead(results: ReportResults, leader: ComparisonRow, rivals: Sequence[Compar
         return f"{name} reaches {score}; the others have no score yet."
 
     verdicts = _verdicts(leader, rivals, measure)
+    if results.comparison.is_chosen_on_validation:
+        validation = measure.text(leader.extra(VALIDATION))
+        return (
+            f"{name} is chosen on validation data ({validation}): {score}; on test data it is"
+            f" {' and '.join(verdicts) or 'not tested against the others'}."
+        )
     second = f"the next, {rivals[0].label}, has {measure.text(rivals[0].score)}"
     if verdicts:
         return f"{name} is {' and '.join(verdicts)}: {score}; {second}."
