@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dispfl.cli import app
+from dispfl.cli import app, prompts
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
@@ -147,9 +147,7 @@ class Walk:
 
     def follow(self, typed: Typed) -> None:
         """Type one command and compare."""
-        command, _, target = typed.command.partition(" > ")
-        command, _, source = command.partition(" < ")
-        program, *words = shlex.split(command)
+        program, *words = shlex.split(typed.command)
         here = self.folder / typed.site
         if words[:2] != ["peer", "run"]:
             self._wait()  # what comes after `run` in the page comes when all have finished
@@ -171,14 +169,13 @@ class Walk:
             self.running[typed.site] = started
             return
         with contextlib.chdir(here):
-            result = CliRunner().invoke(
-                app, words, input=Path(source).read_text() if source else None
-            )
+            result = CliRunner().invoke(app, words, input="y\n")
         assert result.exit_code == 0, (
             f"{typed.site}$ {typed.command}\n{result.output}\n{result.exception}"
         )
-        for site in SITES if target else ():  # sent by mail
-            (self.folder / site / target).write_text(result.stdout)
+        for invite in here.glob("site/*.invite"):  # sent by mail
+            for site in SITES:
+                shutil.copy(invite, self.folder / site)
         self.compare(typed, result.stdout)
 
     def compare(self, typed: Typed, printed: str) -> None:
@@ -248,8 +245,9 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
 
 
 def test_three_sites_are_deployed_by_the_commands_of_the_page_and_print_what_it_shows(
-    walk: Walk,
+    walk: Walk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prompts, "at_terminal", lambda: True)
     ports = dict(zip(SITES, free_ports(3), strict=True))
     for typed in page_commands():
         here = f"127.0.0.1:{ports[typed.site]}"

@@ -108,7 +108,9 @@ def test_init_prints_the_address_and_the_next_step(tmp_path: Path) -> None:
     words = ("--name", "alice", "--listen", "0.0.0.0:7600", "--advertise", "alice.example.org:7600")
     output = peer("init", tmp_path / "my site", *words)
     assert "Others reach it at alice.example.org:7600" in output
-    assert f"dispfl peer invite '{tmp_path / 'my site'}'" in output
+    assert f"send '{tmp_path / 'my site'}/alice.invite' to every other site" in output
+    assert f"dispfl peer run '{tmp_path / 'my site'}'" in output
+    assert (tmp_path / "my site/alice.invite").read_text() == peer("invite", tmp_path / "my site")
     assert readable_fingerprint(Site.open(tmp_path / "my site").identity.fingerprint)[0] in output
 
 
@@ -129,9 +131,7 @@ def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None
     )
     with pytest.raises(ConfigError, match=missing):
         peer("accept", alice, "nowhere.invite")
-    with pytest.raises(
-        ConfigError, match="One invite at a time, got 2 files; repeat the command for each"
-    ):
+    with pytest.raises(ConfigError, match=r"'carol\.invite' is neither an invite"):
         peer("accept", alice, tmp_path / "bob.invite", "carol.invite")
 
 

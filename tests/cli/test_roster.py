@@ -203,6 +203,7 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
 
 
 def test_an_administrators_key_that_others_can_read_signs_nothing(folder: Path) -> None:
+    peer("roster", "add", folder / "hearts.roster", folder / "bob.invite")
     (folder / "ann.key").chmod(0o644)
     with refused(IdentityError):
         sign(folder, "ann")

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dispfl.cli.roster import INVITE, text_of
+from dispfl.cli import prompts
 from dispfl.cli.roster import app as roster_app
 from dispfl.cli.spec import app as spec_app
-from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
 app = typer.Typer(
     help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True
@@ -61,8 +60,17 @@ def init(
         typer.Option(metavar="HOST:PORT", help="Address where others reach it, if it differs."),
     ] = None,
     federation: Annotated[
-        str, typer.Option(help="The federation's name; the same at every site.")
-    ] = "dispfl",
+        str | None,
+        typer.Option(help="The federation's name; the same at every site.", show_default="dispfl"),
+    ] = None,
+    roster: Annotated[
+        Path | None,
+        typer.Option(help="The federation's roster: its name, settings and administrators."),
+    ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(help="The fingerprint of the roster, which its administrators told you."),
+    ] = None,
     smallest_density: Annotated[
         float | None,
         typer.Option(
@@ -80,7 +88,10 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Create a site: its folder, its key and certificate, and its settings.
+    """Create a site: its folder, its key and certificate, its settings and its invite.
+
+    With --roster, the settings that all sites share come from there; only the
+    site's own, such as data.path, have to be given.
 
     Equal at all sites of the federation: its name, seed, rounds,
     smallest_density, model, method except its density, topology, wire, and
@@ -96,6 +107,8 @@ def init(
     from dispfl.peer.peer import Peer
 
     overrides = overrides or []
+    if roster is not None and fingerprint is None:
+        fingerprint = _ask_for_fingerprint(roster)
     if smallest_density is not None:
         overrides = [f"smallest_density={smallest_density}", *overrides]
     peer = Peer.create(
@@ -104,16 +117,38 @@ def init(
         listen=listen,
         advertise=advertise,
         federation=federation,
+        roster=roster,
+        fingerprint=fingerprint,
         config=config,
         overrides=overrides,
         allow_modules=allow_module or [],
     )
-    typer.echo(f"Created the site {peer.name} of the federation {federation} in {directory}.")
-    address = peer.site.info.address
-    typer.echo(f"Others reach it at {address}. The fingerprint of its certificate:\n")
-    _echo_fingerprint(peer.fingerprint)
-    command = f"dispfl peer invite {quote(str(directory))}"
-    typer.echo(f"\nNext: send every other site the output of: {command}")
+    info = peer.site.info
+    typer.echo(f"Created the site {peer.name} of the federation {info.federation} in {directory}.")
+    typer.echo(f"Others reach it at {info.address}. The fingerprint of its certificate:\n")
+    prompts.echo_fingerprint(peer.fingerprint)
+    _echo_next_steps(peer, roster)
+
+
+def _ask_for_fingerprint(roster: Path) -> str | None:
+    """The fingerprint of a roster, if the operator says that it is right."""
+    from dispfl.peer.membership.roster import Roster
+
+    founding = Roster.load(roster)
+    return founding.fingerprint if prompts.ask_about_roster(founding) else None
+
+
+def _echo_next_steps(peer: "Peer", roster: Path | None) -> None:
+    """Say what the operator of a new site does next."""
+    folder = quote(str(peer.folder))
+    invite = quote(str(peer.site.invite_file))
+    if roster is None:
+        typer.echo(f"\nNext: send {invite} to every other site, and accept theirs:")
+        typer.echo(f"    dispfl peer accept {folder} INVITE...")
+        typer.echo(f"    dispfl peer run {folder}")
+    else:
+        typer.echo(f"\nNext: send {invite} to an administrator. Once the roster is signed:")
+        typer.echo(f"    dispfl peer run {folder} {quote(roster.name)}")
 
 
 @app.command()
@@ -128,113 +163,58 @@ def invite(directory: Directory) -> None:
     typer.echo(peer.invite())
     if sys.stdout.isatty():
         typer.echo(f"\nThe fingerprint of {peer.name}, to compare by phone:\n", err=True)
-        _echo_fingerprint(peer.fingerprint, err=True)
+        prompts.echo_fingerprint(peer.fingerprint, err=True)
 
 
 @app.command()
 def accept(
     directory: Directory,
-    invite: Annotated[
+    file: Annotated[
         list[str],
         typer.Argument(
-            metavar="INVITE",
-            help="The other site's invite, a file with it, or a roster; - for stdin.",
+            metavar="FILE...",
+            help="Invites of other sites, a roster, or a change of the spec; - for stdin.",
         ),
     ],
     fingerprint: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="The fingerprint that the other site told you; accepted at once if it matches."
+            help="A fingerprint that another site or the administrators told you; repeatable."
         ),
     ] = None,
 ) -> None:
-    """Accept another site, or everyone on a roster.
+    """Accept other sites, or everyone on a roster.
 
-    Two sites communicate once each has accepted the other. Without
-    --fingerprint the site is pending: compare fingerprints by phone, then
-    `dispfl peer confirm`. A roster needs its administrators' fingerprint the
-    first time; newer versions come from other sites. A running node applies
-    it without a restart.
+    Two sites communicate once each has accepted the other. A new site's
+    fingerprint has to be compared by phone: the command asks for it, or takes
+    it as --fingerprint. Until then the site is pending, see `dispfl peer
+    confirm`. A roster needs its administrators' fingerprint the first time;
+    newer versions come from other sites. A running node applies it without a
+    restart.
 
-    Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg... --fingerprint "9db1 e899
-    ..."
+    Example: dispfl peer accept alice bob.invite carol.invite
     """
+    from dispfl.cli.accept import accept_documents
     from dispfl.peer.peer import Peer
 
-    peer = Peer.open(directory)
-    text = _invite_text(invite)
-    if text.lstrip().startswith("{"):
-        _accept_roster(peer.site, text, fingerprint)
-        return
-
-    member = peer.accept(text, fingerprint)
-    if member.state == "accepted":
-        typer.echo(f"Accepted {member.name} at {member.address}.")
-        return
-    typer.echo(
-        f"{member.name} at {member.address} is pending. The fingerprint of its certificate:\n"
-    )
-    _echo_fingerprint(member.fingerprint)
-    typer.echo(
-        f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it is the"
-        " same:"
-    )
-    typer.echo(f"dispfl peer confirm {quote(str(directory))} {member.name}")
-
-
-def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
-    from dispfl.peer.membership.roster import Roster
-
-    roster = Roster.read(text)
-    after = site.members.accept_roster(roster, fingerprint)
-    if after.is_fork(roster):
-        typer.echo(
-            f"Refused: version {roster.version} does not succeed the roster that is in force, see"
-            " peer status."
-        )
-        raise typer.Exit(1)
-
-    version = after.roster.version if after.roster else 0
-    count = sum(member.by == "roster" for member in site.members.accepted())
-    typer.echo(
-        f"Version {version} of the roster is in force: {count} other sites are accepted by it."
-    )
-    for problem in roster.unusable:
-        typer.echo(problem)
-    own_invite = roster.members().get(site.name)
-    if own_invite is None:
-        typer.echo(f"This site, {site.name}, is not on it: send an administrator its invite.")
-    elif own_invite.certificate not in site.identity.chain:
-        typer.echo(
-            f"It lists {site.name} with another key than this site's: send an administrator a new"
-            " invite."
-        )
+    accept_documents(Peer.open(directory), file, fingerprint or [])
 
 
 @app.command()
 def confirm(
-    directory: Directory, name: Annotated[str, typer.Argument(help="The pending member.")]
+    directory: Directory,
+    name: Annotated[list[str], typer.Argument(metavar="NAME...", help="Pending members.")],
 ) -> None:
-    """Confirm that a pending site's fingerprint is the right one: it becomes a member.
+    """Confirm that the fingerprints of pending sites are right: they become members.
 
     Example: dispfl peer confirm alice bob
     """
     from dispfl.peer.peer import Peer
 
-    member = Peer.open(directory).confirm(name)
-    typer.echo(f"Accepted {member.name} at {member.address}.")
-
-
-def _invite_text(arguments: list[str]) -> str:
-    """Return the text of an invite from stdin, from a file, or from the arguments."""
-    if arguments == ["-"]:
-        return sys.stdin.read()
-    first = text_of(arguments[0], *INVITE)
-    if len(arguments) > 1 and first is not arguments[0]:
-        raise ConfigError(
-            f"One invite at a time, got {len(arguments)} files; repeat the command for each."
-        )
-    return " ".join([first, *arguments[1:]])  # one that was pasted with line breaks
+    peer = Peer.open(directory)
+    for pending in name:
+        member = peer.confirm(pending)
+        typer.echo(f"Accepted {member.name} at {member.address}.")
 
 
 @app.command()
@@ -269,7 +249,7 @@ def rotate(directory: Directory) -> None:
     site = Site.open(directory)
     identity = site.rotate()
     typer.echo(f"{site.name} has a new certificate. Its fingerprint:\n")
-    _echo_fingerprint(identity.fingerprint)
+    prompts.echo_fingerprint(identity.fingerprint)
     typer.echo(f"\nA running node uses it after a restart: dispfl peer run {quote(str(directory))}")
 
 
@@ -392,6 +372,13 @@ def _wrapped(beginning: str, text: str, indent: int = 0) -> str:
 @app.command()
 def run(
     directory: Directory,
+    file: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Invites or a roster to accept first, as `peer accept` does."
+        ),
+    ] = None,
+    *,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")
     ] = False,
@@ -404,9 +391,13 @@ def run(
 
     Example: dispfl peer run alice
     """
+    from dispfl.cli.accept import accept_documents
     from dispfl.peer.peer import Peer
 
-    Peer.open(directory, trust=trust).run(alone=alone, log_json=log_json)
+    peer = Peer.open(directory, trust=trust)
+    if file:
+        accept_documents(peer, file, [])
+    peer.run(alone=alone, log_json=log_json)
 
 
 @app.command()
@@ -428,10 +419,3 @@ def stop(
         typer.echo(f"Stopped {peer.name}. Resume with: dispfl peer run {quote(str(directory))}")
     else:
         typer.echo(f"{peer.name} does not run.")
-
-
-def _echo_fingerprint(fingerprint: str, err: bool = False) -> None:
-    from dispfl.peer.membership.identity import readable_fingerprint
-
-    for line in readable_fingerprint(fingerprint):
-        typer.echo(f"    {line}", err=err)

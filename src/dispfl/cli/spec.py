@@ -113,11 +113,10 @@ def sign(
 
     Example: dispfl peer spec sign hearts-spec-2.json --roster hearts.roster --key ann.key
     """
-    from dispfl.cli.roster import read_roster
-    from dispfl.peer.membership.roster import read_admin_key
+    from dispfl.peer.membership.roster import Roster, read_admin_key
     from dispfl.peer.membership.spec_change import Signatories
 
-    signatories = Signatories({}, read_roster(roster))
+    signatories = Signatories({}, Roster.load(roster))
     assert signatories.roster is not None
     change = _read(file).signed_by_administrator(read_admin_key(key), signatories.roster)
     _write(file, change)
@@ -140,11 +139,17 @@ def confirm(
 
     Example: dispfl peer spec confirm bob
     """
-    from dispfl.peer.setup.spec_proposals import check_change, proposal_to_confirm
+    from dispfl.peer.setup.spec_proposals import proposal_to_confirm
     from dispfl.peer.site import Site
 
     site = Site.open(directory)
-    change = _read(file) if file else proposal_to_confirm(site)
+    take_change(site, _read(file) if file else proposal_to_confirm(site))
+
+
+def take_change(site: "Site", change: "SpecChange") -> None:
+    """Confirm a change, or take one that the administrators have signed."""
+    from dispfl.peer.setup.spec_proposals import check_change
+
     if change.version > site.spec_changes.current().version:
         check_change(site, change)
     if site.members.file.current().roster is not None:

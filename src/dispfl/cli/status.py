@@ -90,6 +90,8 @@ def _notes(status: "SiteStatus") -> list[str]:
 
 
 def _roster_text(roster: "RosterStatus") -> str:
+    if roster.version == 0:
+        return f"Waiting for a roster; fingerprint of its administrators {roster.fingerprint}"
     text = (
         f"Roster version {roster.version} with {roster.members} sites, signed by"
         f" {', '.join(roster.signed_by)}; fingerprint of its administrators {roster.fingerprint}"

@@ -10,6 +10,7 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.member_list import Fork, Member, State
 from dispfl.peer.membership.roster import Roster
+from dispfl.peer.setup.roster_settings import roster_settings
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.registry import REGISTRIES
 from dispfl.trust import check_modules, named_code, remember_site
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dispfl.runs.run import Run
 
 POLL_SECONDS = 0.1
+DEFAULT_FEDERATION = "dispfl"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ class Peer:
         name: str,
         listen: str,
         advertise: str | None = None,
-        federation: str = "dispfl",
+        federation: str | None = None,
+        roster: str | Path | None = None,
+        fingerprint: str | None = None,
         config: Mapping[str, Any] | str | Path | None = None,
         overrides: Iterable[str] = (),
         allow_modules: Iterable[str] = (),
@@ -170,21 +174,41 @@ class Peer:
         """Create a site with a new key, as `dispfl peer init`.
 
         `config` is a config file or its content, `overrides` are `key=value` settings that take
-        precedence over it. Code that the config names is imported from the site's folder and from
-        `allow_modules`; a module that an override names is allowed too.
+        precedence over it. Instead of `federation` and `config`, the file of a `roster` and the
+        `fingerprint` that its administrators have told you. Code that the settings name is imported
+        from the site's folder and from `allow_modules`; a module that an override names is allowed
+        too. Writes the site's invite as a file.
         """
+        accepted_roster = None
+        if roster is not None:
+            if federation is not None or config is not None:
+                raise ConfigError(
+                    "The roster names the federation and its settings: omit --federation and"
+                    " --config. Settings of this site alone are key=value.",
+                    key="roster",
+                )
+            accepted_roster = Roster.load(Path(roster))
+            accepted_roster.check_fingerprint(fingerprint)
+            if not accepted_roster.is_founding:
+                accepted_roster.verify()
+            federation = accepted_roster.federation
+            config = roster_settings(accepted_roster.settings)
+
         overrides = list(overrides)
         modules = (*allow_modules, *_named_modules(overrides))
         info = SiteInfo(
             name=name,
             listen=listen,
             advertise=advertise,
-            federation=federation,
+            federation=federation or DEFAULT_FEDERATION,
             allow_modules=tuple(dict.fromkeys(modules)),
         )
         settings = site_settings(config, overrides, info.allow_modules, Path(folder))
         site = Site.create(Path(folder), info, settings)
         remember_site(site.folder)
+        if accepted_roster is not None:
+            site.members.accept_roster(accepted_roster, fingerprint)
+        site.write_invite()
         return cls(site)
 
     @property
@@ -214,14 +238,37 @@ class Peer:
         Without the fingerprint that the other site's operator has told you, it is pending until
         `confirm`.
         """
-        parsed_invite = Invite.read(invite)
-        if not self.site.info.may_connect(parsed_invite.address.host):
-            raise InviteError(
-                f"{parsed_invite.name} is at {parsed_invite.address}, which is not in"
-                f" allow_networks of {self.folder}/site.toml."
-            )
-        member = self.site.members.accept(parsed_invite, fingerprint, confirmed=False)
-        return MemberStatus.of(member)
+        fingerprints = [] if fingerprint is None else [fingerprint]
+        [member] = self.accept_all([invite], fingerprints)
+        return member
+
+    def accept_all(
+        self, invites: Iterable[str], fingerprints: Iterable[str] = ()
+    ) -> list[MemberStatus]:
+        """Accept other sites by their invites, all or none.
+
+        Those whose fingerprint is among `fingerprints` are members at once, the others are pending
+        until `confirm`. A fingerprint that no invite has is refused.
+        """
+        parsed_invites = [Invite.read(invite) for invite in invites]
+        for invite in parsed_invites:
+            if not self.site.info.may_connect(invite.address.host):
+                raise InviteError(
+                    f"{invite.name} is at {invite.address}, which is not in allow_networks of"
+                    f" {self.folder}/site.toml."
+                )
+        members = self.site.members.accept_all(parsed_invites, list(fingerprints), confirmed=False)
+        return [MemberStatus.of(member) for member in members]
+
+    def accept_roster(self, roster: str | Path, fingerprint: str | None = None) -> RosterStatus:
+        """Accept the file of a roster, and everyone on it; return the roster in force.
+
+        The administrators' fingerprint is needed the first time. A roster that does not succeed
+        the one in force is refused, and listed in `RosterStatus.forks`.
+        """
+        member_list = self.site.members.accept_roster(Roster.load(Path(roster)), fingerprint)
+        assert member_list.roster is not None
+        return RosterStatus.of(member_list.roster, member_list.forks)
 
     def confirm(self, name: str) -> MemberStatus:
         """Make a pending site a member, after its fingerprint was compared."""

@@ -4,6 +4,7 @@ site.toml       its name, addresses and settings
 identity/       key and certificate
 members.json    accepted and revoked members, and the roster
 spec.json       signed changes of the settings that all sites share
+NAME.invite     the invite that others need to accept it
 audit.jsonl     accepted, confirmed and revoked members, changed keys and addresses
 run/            written by the node: a run directory (checkpoints, metrics.jsonl) and
                 status.json
@@ -190,7 +191,9 @@ class Site:
         address = str(Address.parse(listen))
         info = self.info.model_copy(update={"listen": address, "advertise": None})
         _write(self.folder, info, self._config)
-        return Site.open(self.folder)
+        moved = Site.open(self.folder)
+        moved.write_invite()
+        return moved
 
     @property
     def name(self) -> str:
@@ -220,6 +223,15 @@ class Site:
         file = self.folder / SPEC_CHANGES
         return SpecChangesFile(file, self.identity, self.info.federation, self.members)
 
+    @property
+    def invite_file(self) -> Path:
+        """Where the invite is written, to be sent to others."""
+        return self.folder / f"{self.name}.invite"
+
+    def write_invite(self) -> None:
+        """Write the invite of the site's present key and address."""
+        write_atomically(self.invite_file, f"{self.invite()}\n".encode())
+
     def rotate(self) -> Identity:
         """Create a new key, certified by the current one; a node uses it after a restart."""
         folder = self.folder / IDENTITY
@@ -231,6 +243,7 @@ class Site:
             change = Change("rotated", self.name, successor.fingerprint, detail)
             successor.save(folder)
             self.members.file.update(lambda members: members, operator(), [change])
+            Site.open(self.folder).write_invite()
         return successor
 
     def _check_rotation(self, identity: Identity) -> None:

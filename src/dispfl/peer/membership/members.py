@@ -174,23 +174,25 @@ class MembersFile:
 
         Without `confirmed`, it becomes a member by `confirm`.
         """
-        if told_fingerprint is not None:
-            if not same_fingerprint(told_fingerprint, invite.fingerprint):
-                raise InviteError(
-                    f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not"
-                    f" {told_fingerprint}. Nothing was accepted: ask the site for its invite again,"
-                    " over another channel."
-                )
-            confirmed = True
-        [member] = self.accept_all([invite], confirmed=confirmed)
+        told_fingerprints = [] if told_fingerprint is None else [told_fingerprint]
+        [member] = self.accept_all([invite], told_fingerprints, confirmed=confirmed)
         return member
 
-    def accept_all(self, invites: Sequence[Invite], *, confirmed: bool = True) -> list[Member]:
-        """Accept several sites, all or none."""
+    def accept_all(
+        self,
+        invites: Sequence[Invite],
+        told_fingerprints: Sequence[str] = (),
+        *,
+        confirmed: bool = True,
+    ) -> list[Member]:
+        """Accept several sites, all or none; those with a fingerprint that the operator was told
+        are confirmed in any case."""
+        told = {match_fingerprint(typed, invites) for typed in told_fingerprints}
 
         def accepted(member_list: MemberList) -> MemberList:
             for invite in invites:
-                member_list = member_list.with_invite(invite, confirmed=confirmed)
+                is_confirmed = confirmed or invite.fingerprint in told
+                member_list = member_list.with_invite(invite, confirmed=is_confirmed)
             return member_list
 
         for invite in invites:
@@ -247,6 +249,11 @@ class MembersFile:
             raise ConfigError(f"There is no member {name!r}. {hint}")
         return member_list.members[name]
 
+    def follows(self, roster: Roster) -> bool:
+        """Whether this site has accepted the administrators of a roster."""
+        current = self.file.current().roster
+        return current is not None and current.fingerprint == roster.fingerprint
+
     def accept_roster(self, roster: Roster, told_fingerprint: str | None = None) -> MemberList:
         """Accept the administrators of a roster, and everyone on it."""
         if roster.federation != self.federation:
@@ -254,16 +261,10 @@ class MembersFile:
                 f"The roster is of the federation {roster.federation}, this site of"
                 f" {self.federation}."
             )
-        roster = roster.verify()
-        if told_fingerprint is not None and not same_fingerprint(
-            told_fingerprint, roster.fingerprint
-        ):
-            raise RosterError(
-                f"The fingerprint of the roster's administrators is {roster.fingerprint}, not"
-                f" {told_fingerprint}. Nothing was accepted: ask the administrators for the roster"
-                " again, over another channel."
-            )
+        if not roster.is_founding:
+            roster = roster.verify()
         if told_fingerprint is not None:
+            roster.check_fingerprint(told_fingerprint)
             roster.check_first()
 
         def accepted(member_list: MemberList) -> MemberList:
@@ -271,12 +272,7 @@ class MembersFile:
             if current is not None and current.fingerprint == roster.fingerprint:
                 was_compared = told_fingerprint is not None
                 return member_list.with_newer_roster(roster, self.name, any_step=was_compared)
-            if told_fingerprint is None:
-                raise RosterError(
-                    f"The fingerprint of the roster's administrators is {roster.fingerprint}."
-                    " Compare it with theirs by phone (`dispfl peer roster show` prints it), then"
-                    " repeat the command with --fingerprint."
-                )
+            roster.check_fingerprint(told_fingerprint)
             return member_list.with_roster(roster, self.name)
 
         return self.file.update(accepted, operator())
@@ -430,3 +426,18 @@ class MembersFile:
         by = f"administrators {', '.join(roster.signatures)}"
         self.file.update(lambda member_list: member_list.with_newer_roster(roster, self.name), by)
         return self.file.generation != before
+
+
+def match_fingerprint(typed: str, invites: Sequence[Invite]) -> str:
+    """Return the fingerprint that the operator was told; refuse one that no invite has."""
+    for invite in invites:
+        if same_fingerprint(typed, invite.fingerprint):
+            return invite.fingerprint
+    if len(invites) == 1:
+        [invite] = invites
+        text = f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not {typed}."
+    else:
+        text = f"None of these invites has the fingerprint {typed}."
+    raise InviteError(
+        f"{text} Nothing was accepted: ask the site for its invite again, over another channel."
+    )

@@ -2,11 +2,12 @@
 
 A roster lists the invites of all members. It has a version, and counts if `threshold` of its
 administrators have signed it. A site that has accepted the administrators accepts everyone on their
-newest roster, and refuses whom they remove. The administrators and the threshold never change:
-other administrators are another roster, to be accepted again.
+newest roster, and refuses whom they remove. The administrators, the threshold and the settings that
+new sites begin with never change: others are another roster, to be accepted again. Version 0 has no
+members and needs no signature: what it says is in the fingerprint that people compare.
 
     {"roster":{"federation":"hearts","version":3,"threshold":2,"admins":{"ann":"..."},
-               "members":["dispfl1-..."]},
+               "settings":{"rounds":20,...},"members":["dispfl1-..."]},
      "signatures":{"ann":"..."}}
 
 Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, after a line that states
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.membership.address import check_name
-from dispfl.peer.membership.identity import check_private, write_privately
+from dispfl.peer.membership.identity import check_private, same_fingerprint, write_privately
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.transport.base import JSON
 from dispfl.settings import did_you_mean
@@ -42,7 +43,7 @@ MAX_FIRST_VERSION = 1_000_000
 be succeeded."""
 MAX_VERSION_STEP = 1000
 """Versions that a site may have missed before it follows a newer roster by itself."""
-_FIELDS = {"federation", "version", "threshold", "admins", "members"}
+_FIELDS = {"federation", "version", "threshold", "admins", "settings", "members"}
 
 
 class RosterError(DispflError):
@@ -61,6 +62,8 @@ class Roster:
     """Public keys of the administrators, by name."""
     invites: tuple[str, ...] = ()
     """The invites of the members, sorted by the members' names."""
+    settings: Mapping[str, JSON] = field(default_factory=dict)
+    """The shared settings of the federation, as in a config file, for new sites."""
     signatures: Mapping[str, bytes] = field(default_factory=dict)
 
     # reading
@@ -76,6 +79,14 @@ class Roster:
             raise RosterError(f"This is not a roster: {str(problem)[:200]}") from None
 
     @classmethod
+    def load(cls, path: Path) -> "Roster":
+        """Read a roster's file; raise `RosterError` if it is none."""
+        try:
+            return cls.read(path.read_text())
+        except (OSError, UnicodeDecodeError) as problem:
+            raise RosterError(f"The roster {path} cannot be read: {problem}.") from None
+
+    @classmethod
     def from_json(cls, untrusted: JSON) -> "Roster":
         """Parse JSON; raise `RosterError` or ValueError if it is no roster."""
         if not isinstance(untrusted, dict) or untrusted.keys() != {"roster", "signatures"}:
@@ -88,8 +99,11 @@ class Roster:
         assert isinstance(content, dict)
         admins = content["admins"]
         invites = content["members"]
+        settings = content["settings"]
         if not isinstance(admins, dict) or not isinstance(invites, list):
             raise RosterError("The admins of a roster are a table, and its members a list.")
+        if not isinstance(settings, dict):
+            raise RosterError("The settings of a roster are a table.")
         if not all(isinstance(invite, str) for invite in invites):
             raise RosterError("The members of a roster are invites.")
         keys = {}
@@ -97,16 +111,19 @@ class Roster:
             keys[check_name("An administrator's name", name)] = _bytes(key, 32)
         roster = cls(
             federation=check_name("The federation of a roster", str(content["federation"])),
-            version=_count("version", content["version"], _MAX_VERSION),
-            threshold=_count("threshold", content["threshold"], len(admins)),
+            version=_count("version", content["version"], 0, _MAX_VERSION),
+            threshold=_count("threshold", content["threshold"], 1, len(admins)),
             admins=keys,
             invites=tuple(map(str, invites)),
+            settings=settings,
             signatures={name: _bytes(signature, 64) for name, signature in signatures.items()},
         )
         if len(admins) > _MAX_ADMINS or len(set(roster.admins.values())) != len(admins):
             raise RosterError(
                 f"A roster has at most {_MAX_ADMINS} administrators, each with a key of its own."
             )
+        if roster.is_founding and roster.invites:
+            raise RosterError("Version 0 of a roster has no members.")
         return roster
 
     def to_json(self) -> dict[str, JSON]:
@@ -153,11 +170,18 @@ class Roster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the administrators and their threshold, the same for all versions."""
+        """Fingerprint of the administrators, their threshold and the settings, the same for all
+        versions."""
         content = self._content()
-        administrators = {key: content[key] for key in ("federation", "threshold", "admins")}
+        keys = ("federation", "threshold", "admins", "settings")
+        administrators = {key: content[key] for key in keys}
         text = _canonical(administrators)
         return hashlib.sha256(b"dispfl administrators 1\n" + text.encode()).hexdigest()
+
+    @property
+    def is_founding(self) -> bool:
+        """Whether it names the administrators and the settings alone, and no members yet."""
+        return self.version == 0
 
     @cached_property
     def digest(self) -> str:
@@ -182,6 +206,21 @@ class Roster:
                 " sign`."
             )
         return replace(self, signatures={name: self.signatures[name] for name in signers})
+
+    def check_fingerprint(self, told_fingerprint: str | None) -> None:
+        """Refuse administrators whose fingerprint the operator was not told."""
+        if told_fingerprint is None:
+            raise RosterError(
+                f"The fingerprint of the roster's administrators is {self.fingerprint}. Compare it"
+                " with theirs by phone (`dispfl peer roster show` prints it), then repeat the"
+                " command with --fingerprint."
+            )
+        if not same_fingerprint(told_fingerprint, self.fingerprint):
+            raise RosterError(
+                f"The fingerprint of the roster's administrators is {self.fingerprint}, not"
+                f" {told_fingerprint}. Nothing was accepted: ask the administrators for the roster"
+                " again, over another channel."
+            )
 
     def check_first(self) -> None:
         """Refuse a version that no site may begin with."""
@@ -209,6 +248,7 @@ class Roster:
             "version": self.version,
             "threshold": self.threshold,
             "admins": {name: _text(key) for name, key in self.admins.items()},
+            "settings": dict(self.settings),
             "members": list(self.invites),
         }
 
@@ -249,12 +289,16 @@ class Roster:
         invites = tuple(str(invite) for _, invite in sorted(members.items()))
         if invites == self.invites:
             return self
-        version = self.version + 1 if self.signatures else self.version
+        version = self.version
+        if self.signatures or self.is_founding:
+            version += 1
         return replace(self, version=version, invites=invites, signatures={})
 
     def signed_by(self, key: Ed25519PrivateKey) -> "Roster":
         """Add an administrator's signature."""
         self.check_first()
+        if self.is_founding:
+            raise RosterError("There is nothing to sign yet: add members with `roster add` first.")
         public = key.public_key().public_bytes_raw()
         for name, admin in self.admins.items():
             if admin == public:
@@ -276,6 +320,11 @@ def create_admin_key(path: Path, name: str) -> str:
         serialization.NoEncryption(),
     )
     write_privately(path, content)
+    return public_key(name, key)
+
+
+def public_key(name: str, key: Ed25519PrivateKey) -> str:
+    """An administrator's public key as text: `ann:BASE64`."""
     return f"{name}:{_text(key.public_key().public_bytes_raw())}"
 
 
@@ -320,10 +369,10 @@ def _canonical(content: JSON) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
-def _count(name: str, value: JSON, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _count(name: str, value: JSON, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(
-            f"its {name} must be a whole number from 1 to {most}, got {str(value)[:40]!r}."
+            f"its {name} must be a whole number from {least} to {most}, got {str(value)[:40]!r}."
         )
     return value
 

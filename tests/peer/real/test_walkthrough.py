@@ -1,0 +1,178 @@
+"""Five sites from nothing to a running federation, by exactly the commands of the documentation.
+
+Each command is a process of its own, and so is each node. Operators have folders of their own,
+files reach the others by mail, and a fingerprint is confirmed if its owner has read it out before.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dispfl.peer.local_federation import free_ports
+from dispfl.peer.state.store import rounds_of
+
+DEPLOY = (Path(__file__).parents[3] / "docs/deploy.md").read_text()
+DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
+SITES = ("alice", "bob", "carol", "dave", "erin")
+ADMINISTRATORS = ("ann", "ben", "cat")
+PATIENCE = 240.0
+"""Seconds after which a wait fails; generous for a loaded machine."""
+FEDERATION = """
+seed = 7
+rounds = 3
+smallest_density = 0.3
+[data]
+name = "custom"
+label = "diagnosis"
+classes = ["well", "ill"]
+[model]
+name = "mlp"
+[method]
+name = "dispfl"
+density = 0.5
+[train]
+epochs = 1
+"""
+TABLE = "age,pressure,diagnosis\n" + "45,125,well\n60,145,ill\n" * 10
+
+
+@dataclass
+class World:
+    """The operators and administrators, each with a folder."""
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    read_out: str = ""
+    """Everything that was printed where it was created, without spaces: fingerprints among it."""
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def type(self, person: str, command: str) -> None:
+        """Type one command."""
+        address = f"127.0.0.1:{self.ports.get(person, 0)}"
+        command = command.replace("0.0.0.0:7600", address)
+        command = command.replace(f"{person}.example.org:7600", address)
+        command, _, target = command.partition(" > ")
+        program, *words = shlex.split(command)
+        assert program == "dispfl"
+        if words[:2] == ["peer", "run"]:
+            self.nodes[person] = self.start(person, words)
+            return
+        output = self.answer(person, words)
+        if target:
+            (self.folder / person / target).write_text(output)
+        self.send_by_mail(person)
+
+    def start(self, person: str, words: list[str]) -> subprocess.Popen[bytes]:
+        folder = self.folder / person
+        with (folder / "log.txt").open("wb") as log:
+            return subprocess.Popen(
+                [*DISPFL, *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def answer(self, person: str, words: list[str]) -> str:
+        """Run a command on a terminal, and answer its question with yes if every fingerprint that
+        it shows was read out before."""
+        terminal, slave = os.openpty()
+        try:
+            process = subprocess.Popen(
+                [*DISPFL, *words],
+                cwd=self.folder / person,
+                stdin=slave,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            os.write(terminal, b"y\n")
+            output, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            os.close(slave)
+            os.close(terminal)
+        assert process.returncode == 0, f"{person}$ {shlex.join(words)}\n{output}"
+        before_answer = output.rpartition("[y/N]")[0]
+        for fingerprint in re.findall(r"((?:[0-9a-f]{4} ?){8})", before_answer):
+            assert fingerprint.replace(" ", "") in self.read_out, fingerprint
+        self.read_out += output.replace(" ", "")
+        return output
+
+    def send_by_mail(self, sender: str) -> None:
+        """Send what others need: public keys, invites and the roster."""
+        folder = self.folder / sender
+        for pattern in ("*.pub", "site/*.invite", "*.roster"):
+            for file in folder.glob(pattern):
+                for receiver in (*SITES, *ADMINISTRATORS):
+                    if receiver != sender:
+                        shutil.copy(file, self.folder / receiver / file.name)
+
+    def wait(self) -> None:
+        """Wait until all nodes have finished the federation, together."""
+        for person, node in self.nodes.items():
+            log = self.folder / person / "log.txt"
+            assert node.wait(PATIENCE) == 0, log.read_text()
+            rounds = rounds_of(self.folder / person / "site" / "run")
+            assert sorted(rounds) == [0, 1, 2]
+            assert rounds[2]["received"] == [name for name in SITES if name != person]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Everybody with an empty folder, except for the agreed settings and each site's data."""
+    for person in (*SITES, *ADMINISTRATORS):
+        (tmp_path / person).mkdir()
+    for person in (*SITES, "ann"):
+        (tmp_path / person / "federation.toml").write_text(FEDERATION)
+    for person in SITES:
+        (tmp_path / person / "patients.csv").write_text(TABLE)
+    world = World(tmp_path, dict(zip(SITES, free_ports(5), strict=True)))
+    yield world
+    for node in world.nodes.values():
+        node.kill()
+        node.wait()
+
+
+def commands(beginning: str, end: str) -> list[tuple[str, str]]:
+    """Who types what, in a part of the page."""
+    section = DEPLOY[DEPLOY.index(beginning) : DEPLOY.index(end)]
+    people = "|".join((*SITES, *ADMINISTRATORS))
+    return re.findall(rf"^({people})\$ (dispfl .*)$", section, re.M)
+
+
+def test_five_sites_by_roster_take_the_15_commands_of_the_page(world: World) -> None:
+    typed = commands("## More than a few sites", "## As a service")
+    assert len(typed) == 15
+    for person in SITES:
+        (world.folder / person / "federation.toml").unlink()  # it is in the roster
+    for person, command in typed:
+        world.type(person, command)
+    world.wait()
+
+
+def test_five_sites_by_hand_take_15_commands_and_20_with_the_doctor(world: World) -> None:
+    """The page has them for three sites: each creates its folder, accepts the others, and runs."""
+    page = commands("## 2. Create the sites", "## 5. Use the model")
+    assert [command.split()[2] for person, command in page if person == "carol"] == [
+        "init",
+        "accept",
+        "run",
+    ]
+    init, accept, run = (command for person, command in page if person == "carol")
+    assert accept == "dispfl peer accept site alice.invite bob.invite"
+    typed = []
+    for site in SITES:
+        typed.append((site, init.replace("carol", site)))
+    for site in SITES:
+        invites = [f"{other}.invite" for other in SITES if other != site]
+        typed.append((site, f"dispfl peer accept site {' '.join(invites)}"))
+    typed += [(site, run) for site in SITES]
+
+    assert len(typed) == 15
+    for person, command in typed:
+        world.type(person, command)
+    world.wait()
