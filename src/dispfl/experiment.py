@@ -22,7 +22,7 @@ from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import Data
+from dispfl.data.datasets import CustomData, Data
 from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
@@ -265,6 +265,8 @@ class Experiment(Simulation, NamedSettings):
     def model_post_init(self, context: Any, /) -> None:
         """Fit the settings to each other as `Simulation` does; a column may name the peers."""
         super().model_post_init(context)
+        if isinstance(self.data, CustomData):
+            self.data.refuse(["reload"], "only a real site takes in new samples while it runs")
         object.__setattr__(self, "data", self.partition.data_settings(self.data))
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from program import Dispfl
+from tables import small_table
 
 from dispfl.peer.local_federation import free_ports
 from dispfl.runs.directory import read_metrics, read_summary
@@ -117,7 +118,7 @@ def test_a_sweep_is_refused_before_its_first_run_if_the_last_one_cannot_run(disp
 
 
 def test_a_site_is_refused_when_it_starts_and_writes_no_run(dispfl: Dispfl) -> None:
-    Path("table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+    Path("table.csv").write_text(small_table(8))
     data = [
         "model=mlp",
         "data.path=table.csv",

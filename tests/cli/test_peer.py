@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import small_table
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
@@ -149,7 +150,7 @@ def test_an_invite_from_before_a_rotation_is_reported(alice: Path, bob: Path) ->
 
 
 def test_a_site_without_members_only_trains_with_alone(tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+    (tmp_path / "table.csv").write_text(small_table(8))
     data = ("model=mlp", f"data.path={tmp_path / 'table.csv'}", "data.label=y", "rounds=1")
     peer(
         "init",
@@ -213,17 +214,26 @@ def test_a_site_trains_on_one_thread_by_default(tmp_path: Path) -> None:
     assert [Site.open(tmp_path / name).config().threads for name in ("alice", "bob")] == [1, 3]
 
 
-def test_relative_data_paths_are_made_absolute(
+def test_data_paths_are_relative_to_the_site_next_to_it_and_absolute_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    peer("init", "alice", "--name", "alice", "--listen", "a:1", "data.path=samples.csv")
-    assert tomllib.loads(Path("alice/site.toml").read_text())["data"]["path"] == str(
-        tmp_path / "samples.csv"
-    )
+    """The site is in a folder behind a link, which `..` does not lead back through."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "home")
+    places = {
+        "alice": ("link/samples.csv", "../samples.csv"),
+        "bob": ("link/bob/samples.csv", "samples.csv"),
+        "carol": ("samples.csv", str(tmp_path / "home" / "samples.csv")),
+    }
+    for name, (path, written) in places.items():
+        peer("init", f"link/{name}", "--name", name, "--listen", "a:1", f"data.path={path}")
+        settings = tomllib.loads(Path("link", name, "site.toml").read_text())
+        assert settings["data"]["path"] == written
 
 
-def test_a_relative_folder_of_a_hub_data_set_is_made_absolute_and_a_name_on_the_hub_is_kept(
+def test_a_folder_of_a_hub_data_set_is_found_from_the_site_and_a_name_on_the_hub_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -234,7 +244,7 @@ def test_a_relative_folder_of_a_hub_data_set_is_made_absolute_and_a_name_on_the_
         tomllib.loads(Path(name, "site.toml").read_text())["data"]["hub"]
         for name in ("alice", "bob")
     ]
-    assert hubs == [str(tmp_path / "patients"), "org/patients"]
+    assert hubs == ["../patients", "org/patients"]
 
 
 def test_data_paths_stay_relative_to_the_folder_of_the_data(
@@ -245,7 +255,7 @@ def test_data_paths_stay_relative_to_the_folder_of_the_data(
     peer("init", "alice", "--name", "alice", "--listen", "a:1", *given)
     data = tomllib.loads(Path("alice/site.toml").read_text())["data"]
     assert [data[key] for key in ("dir", "path", "test_path")] == [
-        str(tmp_path / "store"),
+        "../store",
         "a.csv",
         "b.csv",
     ]

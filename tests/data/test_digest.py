@@ -108,13 +108,14 @@ def test_a_python_resume_with_other_data_is_refused(points: Points, tmp_path: Pa
 
 def test_the_command_line_refuses_other_inputs_with_the_same_labels(tmp_path: Path) -> None:
     def table(shift: float, count: int = 60) -> None:
-        rows = "".join(f"{k % 3 + shift},{k % 5},{k % 3}\n" for k in range(count))
+        rows = "".join(f"{k % 3 + shift},{k},{k % 3}\n" for k in range(count))
         (tmp_path / "points.csv").write_text(f"a,b,label\n{rows}")
 
     experiment = compose(
         {},
         [
             f"data.path={tmp_path / 'points.csv'}",
+            f"data.test_path={tmp_path / 'points.csv'}",
             "model=mlp",
             "peers=2",
             "rounds=1",

@@ -20,10 +20,11 @@ from dispfl.export.formats import load_model
 from dispfl.export.personal import personal_model, site_model
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
-from dispfl.peer.setup.local_setup import site_data
 from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.site_data import SiteData
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.run import Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 COMMANDS = [line for line in re.findall(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines() if line]
@@ -91,7 +92,7 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(
     result = dispfl("export", clinic.folder, "--to", path)
     assert result.exit_code == 0, result.output
     assert "Rows (batch, 2) as in the table to probabilities (batch, 2)." in result.stdout
-    scaled, labels = next(site_data(clinic, clinic.config()).samples()[1].batches(20))
+    scaled, labels = next(SiteData.read(clinic, clinic.config()).dataset.samples()[1].batches(20))
     personal = site_model(clinic.folder)
     with torch.no_grad():
         expected = personal.network.eval()(scaled).softmax(1)
@@ -108,6 +109,50 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(
         for one, k in zip(predictions, labels, strict=True)
     )
     assert right / 20 == personal.card.score
+
+
+def test_a_table_that_changes_after_training_does_not_change_the_exported_model(
+    clinic: Site, tmp_path: Path
+) -> None:
+    """100 children with another unit of pressure, another column, and then no table at all."""
+    assert dispfl("export", clinic.folder, "--to", tmp_path / "before.safetensors").exit_code == 0
+    table = clinic.folder / "patients.csv"
+    content = table.read_text()
+    try:
+        with table.open("a") as file:
+            file.writelines(f"{2 + k % 13},{14 + k / 100},well\n" for k in range(100))
+        changed = dispfl("export", clinic.folder, "--to", tmp_path / "after.safetensors")
+        assert changed.exit_code == 0, changed.output
+        table.unlink()
+        missing = dispfl("export", clinic.folder, "--to", tmp_path / "missing.safetensors")
+        assert missing.exit_code == 0, missing.output
+        assert Run.load(clinic.folder).model(0) is not None
+    finally:
+        table.write_text(content)
+    before = load_model(tmp_path / "before.safetensors")
+    patient = torch.tensor([[61.0, 1005.0]])
+    for name in ("after", "missing"):
+        after = load_model(tmp_path / f"{name}.safetensors")
+        assert after.card == before.card
+        assert torch.equal(after.probabilities(patient), before.probabilities(patient))
+
+
+def test_the_models_of_a_simulation_keep_the_scaling_that_they_were_trained_with(
+    tmp_path: Path,
+) -> None:
+    table = write(tmp_path / "patients.csv", ROWS)
+    settings = ["data.label=diagnosis", "data.standardize=true", "model=mlp", "peers=2"]
+    settings += ["rounds=1", "topology=full", "partition.samples_per_peer=20", "train.epochs=1"]
+    experiment = compose({}, [f"data.path={table}", *settings])
+    experiment.run(tmp_path / "run")
+    card = personal_model(tmp_path / "run", "0").card
+    model = Run.load(tmp_path / "run").model(0)
+    write(table, [*ROWS, *[(2 + k % 13, 14 + k, "well") for k in range(100)]])
+    assert personal_model(tmp_path / "run", "0").card == card
+    table.unlink()
+    assert personal_model(tmp_path / "run", "0").card == card
+    rows = torch.rand(5, 2)
+    assert torch.equal(Run.load(tmp_path / "run").model(0)(rows), model(rows))
 
 
 def test_an_onnx_file_of_a_table_takes_rows(clinic: Site, tmp_path: Path) -> None:

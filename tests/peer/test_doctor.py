@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from small_disk import SmallDisk
+from tables import small_table
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
@@ -63,12 +64,12 @@ def make_site(tmp_path: Path) -> MakeSite:
     """`make_site("alice", rounds=3)`: create a site with a small table of its own."""
 
     def make(name: str, parent: Path = tmp_path, **settings: object) -> Site:
-        data = {"path": "table.csv", "label": "y"}
+        data = {"path": "table.csv", "label": "y", "classes": ["x", "z"]}
         values = {"rounds": 100_000, "model": {"name": "mlp"}, "data": data, **settings}
         listen = f"127.0.0.1:{free_ports(1)[0]}"
         config = SiteConfig.from_values(values).to_toml()
         site = Site.create(parent / name, SiteInfo(name=name, listen=listen), config)
-        (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+        (site.folder / "table.csv").write_text(small_table(8))
         return site
 
     return make
@@ -147,7 +148,7 @@ def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None
         ),
         "members": "warning",
     }
-    assert found["settings"].text == "12 training and 4 test samples, 4,738 weights"
+    assert found["settings"].text == "14 training and 2 test samples, 4,738 weights"
     assert found["run"].text == "not started yet"
     assert found["port"].text == f"{alice.info.listen} is free; the node can listen on it"
     assert not alice.run_folder.exists()  # nothing was left behind
@@ -458,7 +459,7 @@ def test_the_time_of_a_round_is_that_of_its_batches(
     fixed: float,
     each: float,
 ) -> None:
-    """Two epochs of 12 samples in batches of 2 are 12 batches. Accounting, which takes 100 s here,
+    """Two epochs of 14 samples in batches of 2 are 14 batches. Accounting, which takes 100 s here,
     is no part of it."""
     train = {"epochs": 2, "batch_size": 2}
     setup = local_setup(make_site("alice", rounds=10, train=train, privacy=privacy))
@@ -480,9 +481,9 @@ def test_the_time_of_a_round_is_that_of_its_batches(
     monkeypatch.setattr(checks, "peer_step", step)
     monkeypatch.setattr("time.perf_counter", lambda: clock)
     monkeypatch.setattr("dispfl.privacy.accountant.spent_epsilon", account)
-    assert setup.run.settings.train.local_steps(len(setup.run.data.peers["alice"].train)) == 12
-    assert checks.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
-    assert measured == [1, 1, 3 if fixed > 1 else 12]
+    assert setup.run.settings.train.local_steps(len(setup.run.data.peers["alice"].train)) == 14
+    assert checks.measure_round(setup)[0] == pytest.approx(fixed + 14 * each)
+    assert measured == [1, 1, 3 if fixed > 1 else 14]
 
 
 def test_a_batch_that_fails_is_a_failure(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from messages import refused
+from tables import small_table
 
 from dispfl import Peer
 from dispfl.errors import ConfigError, RunError
@@ -27,7 +28,7 @@ def make_peer(tmp_path: Path) -> MakePeer:
     """`make_peer("alice", rounds=2)`: create a site with its own table."""
 
     def make(name: str, **settings: Any) -> Peer:
-        (tmp_path / f"{name}.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+        (tmp_path / f"{name}.csv").write_text(small_table(8))
         data = {"name": "custom", "path": str(tmp_path / f"{name}.csv"), "label": "y"}
         config = {"rounds": 2, "model": "mlp", "data": data, **settings}
         listen = f"127.0.0.1:{free_ports(1)[0]}"

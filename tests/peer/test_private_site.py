@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from messages import refused
+from tables import small_table
 
 from dispfl import extras
 from dispfl.errors import ConfigError, RunError
@@ -36,7 +37,7 @@ def make_site(tmp_path: Path) -> Callable[..., Site]:
         values = {
             "rounds": rounds,
             "model": {"name": "mlp"},
-            "data": {"path": "table.csv", "label": "y"},
+            "data": {"path": "table.csv", "label": "y", "classes": ["x", "z"]},
             "train": {"epochs": 1, "batch_size": 8},
             "privacy": privacy,
             **(settings or {}),
@@ -44,7 +45,7 @@ def make_site(tmp_path: Path) -> Callable[..., Site]:
         [port] = free_ports(1)
         info = SiteInfo(name="alice", listen=f"127.0.0.1:{port}")
         site = Site.create(tmp_path / "alice", info, SiteConfig.from_values(values).to_toml())
-        (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 16)
+        (site.folder / "table.csv").write_text(small_table(16))
         return site
 
     return make

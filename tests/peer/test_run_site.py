@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from messages import refused
 from small_disk import SmallDisk
+from tables import small_table
 
 from dispfl.core.metric import Metric
 from dispfl.core.task import Task
@@ -61,7 +62,7 @@ def make_site(tmp_path: Path) -> Callable[..., Site]:
         ).to_toml()
         [port] = free_ports(1)
         site = Site.create(parent / name, SiteInfo(name=name, listen=f"127.0.0.1:{port}"), config)
-        (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+        (site.folder / "table.csv").write_text(small_table(8))
         return site
 
     return make

@@ -19,6 +19,7 @@ from dispfl.cli.spec import app as spec_app
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
     from dispfl.peer.peer import Peer
+    from dispfl.peer.setup.site_data import DataStatus
 
 app = typer.Typer(
     help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True
@@ -301,6 +302,53 @@ def _audit_line(entry: dict[str, object]) -> str:
         if key not in columns:
             line += f"  {key}={value}"
     return line
+
+
+@app.command()
+def data(
+    directory: Directory,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Take in new rows, and drop removed ones.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the site's data: rows, classes, columns, scaling, and what changed since they were taken
+    in.
+
+    The node uses the rows that were there at its first start. New rows wait
+    for --refresh; a running node takes them in before its next round. Rows
+    that are removed are no longer used after a restart or a refresh. The
+    scaling stays that of the first start, because the model was trained
+    with it.
+
+    Example: dispfl peer data alice
+    """
+    from rich.console import Console
+
+    from dispfl.cli.site_data import print_data
+    from dispfl.peer.peer import Peer
+
+    peer = Peer.open(directory)
+    status = peer.data(refresh=refresh)
+    if as_json:
+        typer.echo(json.dumps(asdict(status), indent=2))
+        return
+    print_data(status, Console())
+    command = f"dispfl peer data {quote(str(directory))} --refresh"
+    if refresh:
+        typer.echo(_refreshed(status, running=peer.site.is_running()))
+    elif status.changes:
+        typer.echo(f"New rows are not used before: {command}")
+
+
+def _refreshed(status: "DataStatus", *, running: bool) -> str:
+    """Say when the rows of a refresh are used."""
+    if status.contract is None:
+        return "Nothing to refresh: the node takes in all rows at its first start."
+    if not status.changes:
+        return "Nothing to refresh: all rows are in use."
+    when = "before its next round" if running else "when it starts"
+    return f"Refreshed: the node uses these rows {when}."
 
 
 @app.command()

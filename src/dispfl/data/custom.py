@@ -1,5 +1,6 @@
 """A user's own data, from files or from a function, divided into training and test data."""
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,16 +9,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dispfl.core.rng import global_stream, stream
+from dispfl.core.rng import global_stream
 from dispfl.data.batches import DatasetSamples, ResidentSamples, Scaling, labels_of, samples_from
 from dispfl.data.datasets import CustomData
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.labelled import CustomDataset, Groups, ImageDataset, LabelledDataset
+from dispfl.data.labelled import (
+    CustomDataset,
+    Groups,
+    ImageDataset,
+    InputFormat,
+    LabelledDataset,
+    Normalization,
+)
 from dispfl.data.readers import RawSamples, check_same_kind
 from dispfl.data.readers.folder import read_folder
 from dispfl.data.readers.table import read_arrays, read_table
+from dispfl.data.rows import RowIds, are_test_rows, input_ids
 from dispfl.errors import ConfigError, DataError
 from dispfl.user_functions import call_factory, describe_error
+
+log = logging.getLogger("dispfl.data")
 
 DEFAULT_SIZE = 32
 DEFAULT_TEST_SHARE = 0.2
@@ -37,23 +48,51 @@ def load_custom(
     site: str = "",
     seed: int = 0,
     folder: Path | None = None,
+    inputs: InputFormat | None = None,
     progress: ProgressCallback | None = None,
 ) -> LabelledDataset:
     """Load a user's data, divided into training and test data.
 
-    The seed and the site's name determine which samples are test data. Relative paths and modules
-    are looked up in `data.dir`, by default in the site's folder or the working directory.
-    `progress` is called while images are decoded.
+    A row's own content decides whether it is test data (`dispfl.data.rows`); the seed and the
+    site's name are for `data.factory`. Relative paths and modules are looked up in `data.dir`, by
+    default in the site's folder or the working directory. `inputs` is the format of a model that is
+    trained already: its classes and its scaling are used, not those of the data. `progress` is
+    called while images are decoded.
     """
-    home = Path(settings.dir or folder or "").expanduser().absolute()
+    home = data_folder(settings, folder)
+    if inputs is not None and settings.classes is None:
+        settings = settings.model_copy(update={"classes": inputs.classes})
     if settings.factory:
-        return load_from_factory(settings.factory, settings.classes, home, site=site, seed=seed)
+        data: LabelledDataset = load_from_factory(
+            settings.factory, settings.classes, home, site=site, seed=seed
+        )
+    else:
+        parts = _read_all(settings, home, progress)
+        if len(parts) > 1:
+            settings.refuse(["test_share"], f"{parts[0].path} contains test data")
+            check_same_kind(*parts)
+        data = _assemble(settings, parts, inputs)
+    if inputs is not None:
+        inputs.check(data, data_source(settings, folder))
+    return data
 
-    parts = _read_all(settings, home, progress)
-    if len(parts) > 1:
-        settings.refuse(["test_share"], f"{parts[0].path} contains test data")
-        check_same_kind(*parts)
-    return _assemble(settings, parts, stream(seed, "test", site))
+
+def data_folder(settings: CustomData, folder: Path | None) -> Path:
+    """Return the folder in which relative paths and modules are looked up."""
+    return (folder or Path()).absolute() / Path(settings.dir or "").expanduser()
+
+
+def data_source(settings: CustomData, folder: Path | None) -> str:
+    """Return the path of the data, or the name of a function or of a data set of the hub."""
+    if not settings.path:
+        return settings.hub or settings.factory or ""
+    return str(located(data_folder(settings, folder), settings.path))
+
+
+def located(home: Path, name: str) -> Path:
+    """Return the path that a setting names, without `..`."""
+    path = home / Path(name).expanduser()
+    return path.parent.resolve() / path.name if ".." in path.parts else path
 
 
 def _read_all(
@@ -88,7 +127,7 @@ def _read(
     progress: ProgressCallback | None,
 ) -> list[RawSamples]:
     """Read one file or folder; `train` is the training data if these are the test data."""
-    path = home / Path(name).expanduser()
+    path = located(home, name)
     key = "data.path" if train is None else "data.test_path"
     if not path.exists():
         hint = "; data.dir sets another folder to look in"
@@ -125,17 +164,18 @@ class _NumberedSamples(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
+    ids: Tensor
     groups: tuple[str, ...]
 
     def take(self, rows: Tensor) -> "_NumberedSamples":
         groups = self.groups
         if groups:
             groups = tuple(groups[row] for row in rows.tolist())
-        return _NumberedSamples(self.inputs[rows], self.labels[rows], groups)
+        return _NumberedSamples(self.inputs[rows], self.labels[rows], self.ids[rows], groups)
 
 
 def _assemble(
-    settings: CustomData, parts: list[RawSamples], rng: torch.Generator
+    settings: CustomData, parts: list[RawSamples], inputs: InputFormat | None
 ) -> LabelledDataset:
     """Map labels to class numbers, and hold out test data where the files do not."""
     source = parts[0].path
@@ -143,19 +183,26 @@ def _assemble(
     numbered = []
     for samples in parts:
         labels = class_numbers(samples.labels, classes, samples.path)
-        numbered.append(_NumberedSamples(samples.inputs, labels, samples.groups))
+        ids = samples.file_ids
+        if ids is None:
+            ids = input_ids(samples.inputs)
+        numbered.append(_NumberedSamples(samples.inputs, labels, ids, samples.groups))
 
     if len(numbered) > 1:
         train, test = numbered
     else:
-        train, test = _hold_out_test(numbered[0], settings.test_share, rng, source)
-    groups = (train.groups, test.groups) if train.groups else None
+        test_share = settings.test_share or DEFAULT_TEST_SHARE
+        train, test = _hold_out_test(numbered[0], test_share, classes, source)
+    normalization = inputs.normalization if inputs else None
     if train.inputs.dtype == torch.uint8:
-        return _image_dataset(settings, train, test, classes, groups)
+        return _image_dataset(settings, train, test, classes, normalization)
 
     scaling = None
-    if settings.standardize:
+    if normalization is not None:
+        scaling = _scaling_of(normalization)
+    elif inputs is None and settings.standardize:
         scaling = _column_scaling(train.inputs, source)
+    if scaling is not None and train.inputs.shape[1:] == scaling.mean.shape:
         train = train._replace(inputs=scaling(train.inputs))
         test = test._replace(inputs=scaling(test.inputs))
     return CustomDataset(
@@ -166,8 +213,17 @@ def _assemble(
         parts[0].columns,
         scaling,
         parts[0].label,
-        groups,
+        _groups(train, test),
+        RowIds(train.ids, test.ids),
     )
+
+
+def _scaling_of(normalization: Normalization) -> Scaling:
+    return Scaling(torch.tensor(normalization.mean), torch.tensor(normalization.std))
+
+
+def _groups(train: _NumberedSamples, test: _NumberedSamples) -> Groups | None:
+    return (train.groups, test.groups) if train.groups else None
 
 
 def _classes_of(parts: list[RawSamples]) -> tuple[str, ...]:
@@ -181,25 +237,32 @@ def _classes_of(parts: list[RawSamples]) -> tuple[str, ...]:
 
 
 def _hold_out_test(
-    samples: _NumberedSamples, test_share: float | None, rng: torch.Generator, source: Path
+    samples: _NumberedSamples, test_share: float, classes: tuple[str, ...], source: Path
 ) -> tuple[_NumberedSamples, _NumberedSamples]:
-    """Divide samples into training and test data; each group has test samples of its own."""
-    strata = _strata(samples.labels, samples.groups)
-    train_rows, test_rows = train_test_rows(strata, test_share or DEFAULT_TEST_SHARE, rng)
-    if not len(test_rows):
-        raise DataError(
-            f"{source} has no class with two samples, so none can be held out for testing; add"
-            " some."
-        )
-    return samples.take(train_rows), samples.take(test_rows)
+    """Divide samples into training and test data, each by its own content."""
+    is_test = are_test_rows(samples.ids, test_share)
+    train = samples.take((~is_test).nonzero().squeeze(1))
+    test = samples.take(is_test.nonzero().squeeze(1))
+    for part, name, change in ((train, "training", "smaller"), (test, "test", "larger")):
+        if not len(part.labels):
+            raise DataError(
+                f"None of the {len(samples.labels)} samples of {source} is a {name} sample: their"
+                f" content decides, and equal ones go together. Add samples, give a {change}"
+                " data.test_share, or name the test data in data.test_path."
+            )
 
-
-def _strata(labels: Tensor, groups: Sequence[str]) -> Tensor:
-    """Number the combinations of label and group."""
-    if not groups:
-        return labels
-    numbers = {group: number for number, group in enumerate(sorted(set(groups)))}
-    return labels * len(numbers) + torch.tensor([numbers[group] for group in groups])
+    untested = sorted(set(train.labels.tolist()) - set(test.labels.tolist()))
+    untrained = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    for numbers, name in ((untested, "test"), (untrained, "training")):
+        if numbers:
+            log.warning(
+                "%s has no %s sample of the class %s; with more samples, or with data.test_path, it"
+                " has some.",
+                source,
+                name,
+                ", ".join(classes[number] for number in numbers[:_FEW_CLASSES]),
+            )
+    return train, test
 
 
 def _column_scaling(inputs: Tensor, source: Path) -> Scaling:
@@ -217,11 +280,13 @@ def _image_dataset(
     train: _NumberedSamples,
     test: _NumberedSamples,
     classes: tuple[str, ...],
-    groups: Groups | None,
+    normalization: Normalization | None,
 ) -> ImageDataset:
     channels = train.inputs.shape[-1]
     mean = std = (HALF,) * channels
-    if settings.standardize:
+    if normalization is not None:
+        mean, std = normalization
+    elif settings.standardize:
         mean, std = _channel_moments(train.inputs)
     return ImageDataset(
         name=settings.name,
@@ -233,7 +298,8 @@ def _image_dataset(
         mean=mean,
         std=std,
         flip=False,
-        groups=groups,
+        groups=_groups(train, test),
+        row_ids=RowIds(train.ids, test.ids),
     )
 
 
@@ -254,23 +320,6 @@ def _channel_moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ..
         means.append(HALF if constant else mean)
         stds.append(HALF if constant else std)
     return tuple(means), tuple(stds)
-
-
-def train_test_rows(
-    labels: Tensor, test_share: float, rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw each class's share of test rows; return the training rows and the test rows.
-
-    The share is rounded, with at least one test sample and one training sample per class. A class
-    with a single sample has no test sample.
-    """
-    is_test = torch.zeros(len(labels), dtype=torch.bool)
-    for label in sorted(set(labels.tolist())):
-        rows = (labels == label).nonzero().squeeze(1)
-        count = min(max(1, round(test_share * len(rows))), len(rows) - 1)
-        drawn = torch.randperm(len(rows), generator=rng)[:count]
-        is_test[rows[drawn]] = True
-    return (~is_test).nonzero().squeeze(1), is_test.nonzero().squeeze(1)
 
 
 def class_names(labels: Iterable[str], samples: int, source: Path) -> tuple[str, ...]:
@@ -339,13 +388,12 @@ def load_from_factory(
             f"{FACTORY} {factory} must return (training data, test data), each a Dataset or a pair"
             f" (inputs, labels) of tensors; it returned {_type_names(returned)}."
         )
-    train, test = returned
-    return CustomDataset(
-        "custom",
-        _checked_samples(factory, train, "training data", classes, folder),
-        _checked_samples(factory, test, "test data", classes, folder),
-        classes,
-    )
+    train = _checked_samples(factory, returned[0], "training data", classes, folder)
+    test = _checked_samples(factory, returned[1], "test data", classes, folder)
+    row_ids = None
+    if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
+        row_ids = RowIds(input_ids(train.inputs), input_ids(test.inputs))
+    return CustomDataset("custom", train, test, classes, row_ids=row_ids)
 
 
 def _is_pair_of_data(returned: Any) -> bool:

@@ -21,7 +21,7 @@ from dispfl.settings import Settings
 from dispfl.user_functions import checked_name
 
 if TYPE_CHECKING:
-    from dispfl.data.labelled import LabelledDataset
+    from dispfl.data.labelled import InputFormat, LabelledDataset
     from dispfl.data.readers import RawDataset
 
 __all__ = [
@@ -80,6 +80,7 @@ class CustomData(Data):
         "test_path",
         "standardize",
         "augment",
+        "reload",
     )
 
     name: Literal["custom"] = "custom"
@@ -109,11 +110,15 @@ class CustomData(Data):
     """Shift and scale each column (or channel) by the mean and standard deviation of the site's
     training data."""
     test_share: float | None = Field(default=None, gt=0, lt=1)
-    """The share of each class that is held out for testing; default: 0.2."""
+    """The share of samples that is held out for testing, on average; default: 0.2. The content of a
+    sample decides whether it is."""
     test_path: str | None = None
     """The test data, instead of a share of `path`."""
     augment: bool = False
     """Random crops in training, for images."""
+    reload: bool = False
+    """At a real site: use new samples of `path` from the next round on. By default they wait for
+    `dispfl peer data --refresh`."""
 
     @field_validator("name")
     @classmethod
@@ -165,6 +170,7 @@ class CustomData(Data):
         if self.hub:
             require("hub", "data.hub")
             self.refuse(["test_path"], f"data.hub={self.hub} names its test data itself")
+            self.refuse(["reload"], f"data.hub={self.hub} is no file")
         if self.test_path and self.test_share is not None:
             raise ConfigError(
                 "data.test_path and data.test_share exclude each other; omit one of them.",
@@ -188,19 +194,22 @@ def load_dataset(
     site: str = "",
     seed: int = 0,
     folder: Path | None = None,
+    inputs: InputFormat | None = None,
 ) -> LabelledDataset:
     """Find, read and check a data set: `load_dataset("cifar10")`, or one described by settings.
 
-    `progress` is called while images are decoded for the first time. Of a user's own data, the seed
-    and the site's name determine which samples are test data, and relative paths are looked up in
-    the folder (`dispfl.data.custom.load_custom`).
+    `progress` is called while images are decoded for the first time. Of a user's own data, relative
+    paths are looked up in the folder, and `inputs` is the format of a model that is trained already
+    (`dispfl.data.custom.load_custom`).
     """
     if isinstance(data, str):
         data = Data(name=data)
     if isinstance(data, CustomData):
         from dispfl.data.custom import load_custom
 
-        return load_custom(data, site=site, seed=seed, folder=folder, progress=progress)
+        return load_custom(
+            data, site=site, seed=seed, folder=folder, inputs=inputs, progress=progress
+        )
     return _load_from_catalogue(data, progress)
 
 

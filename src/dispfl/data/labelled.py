@@ -1,9 +1,9 @@
 """A data set in memory: training and test samples, and what a model has to know of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from dispfl.data.batches import (
     Scaling,
     labels_of,
 )
-from dispfl.errors import ConfigError
+from dispfl.data.rows import RowIds
+from dispfl.errors import ConfigError, DataError
 
 Groups = tuple[Sequence[str], Sequence[str]]
 """Where each training sample and each test sample comes from: a value of `data.group`."""
@@ -29,6 +30,10 @@ class Normalization(NamedTuple):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+Kind = Literal["table", "images", "arrays"]
+"""What inputs are; `arrays` have neither columns nor pixels."""
 
 
 class LabelledDataset(Protocol):
@@ -67,8 +72,16 @@ class LabelledDataset(Protocol):
         """Table: the name of the label's column."""
 
     @property
+    def kind(self) -> Kind:
+        """What the inputs are."""
+
+    @property
     def normalization(self) -> Normalization | None:
-        """How images or tables become inputs of a network; None for any other inputs."""
+        """How the inputs were normalized; None if they were not."""
+
+    @property
+    def row_ids(self) -> RowIds | None:
+        """The ids of the samples; None for the catalogue, and for a Dataset, slow to read."""
 
     def samples(self, *, augment: bool = False) -> tuple[Samples, Samples]:
         """Return training and test samples; `augment` crops and flips training images at random."""
@@ -91,6 +104,8 @@ class ImageDataset:
     flip: bool
     """Whether a flipped image still shows its class: true of photographs, not of digits."""
     groups: Groups | None = None
+    row_ids: RowIds | None = None
+    kind: Kind = "images"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,6 +160,12 @@ class CustomDataset:
     """How the inputs were standardized, if they were."""
     label: str | None = None
     groups: Groups | None = None
+    row_ids: RowIds | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """A table if its columns have names."""
+        return "table" if self.columns else "arrays"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -172,10 +193,12 @@ class CustomDataset:
 
     @property
     def normalization(self) -> Normalization | None:
-        """Mean and standard deviation by which the columns of a table were scaled."""
-        if not self.columns:
-            return None
-        scaling = self.scaling or Scaling.identity(len(self.columns))
+        """Mean and standard deviation by which the columns were scaled."""
+        scaling = self.scaling
+        if scaling is None:
+            if not self.columns:
+                return None
+            scaling = Scaling.identity(len(self.columns))
         return Normalization(tuple(scaling.mean.tolist()), tuple(scaling.std.tolist()))
 
     def samples(
@@ -188,3 +211,64 @@ class CustomDataset:
                 key="data.augment",
             )
         return self.train, self.test
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """What the inputs and outputs of a model mean. It belongs to the weights, and is saved with
+    them: data that are read later are read in this format, whatever their own mean is."""
+
+    kind: Kind
+    classes: tuple[str, ...]
+    """The class names, in the order of the outputs."""
+    shape: tuple[int, ...]
+    """The shape of one input."""
+    columns: tuple[str, ...] = ()
+    label: str | None = None
+    """Table: the name of the label's column."""
+    normalization: Normalization | None = None
+
+    @classmethod
+    def of(cls, data: LabelledDataset) -> "InputFormat":
+        """Return the format of data."""
+        return cls(
+            data.kind, data.classes, data.shape, data.columns, data.label, data.normalization
+        )
+
+    def check(self, data: LabelledDataset, source: str) -> None:
+        """Refuse data that the model cannot use."""
+        present = InputFormat.of(data)
+        for name in ("kind", "columns", "classes", "shape"):
+            expected = getattr(self, name)
+            value = getattr(present, name)
+            if value != expected:
+                raise DataError(
+                    f"{source} has the {name} {_as_text(value)}, but the model was trained with"
+                    f" {_as_text(expected)}. Restore the data, or start a new run with them."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON can hold it, with all digits."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "InputFormat":
+        """Read what `to_json` returned."""
+        normalization = content["normalization"]
+        if normalization is not None:
+            mean, std = normalization
+            normalization = Normalization(tuple(mean), tuple(std))
+        return cls(
+            content["kind"],
+            tuple(content["classes"]),
+            tuple(content["shape"]),
+            tuple(content["columns"]),
+            content["label"],
+            normalization,
+        )
+
+
+def _as_text(value: str | tuple[str | int, ...]) -> str:
+    if isinstance(value, str):
+        return value
+    return ", ".join(map(str, value)) or "(none)"

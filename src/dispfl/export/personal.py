@@ -13,9 +13,7 @@ from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.flat_module import loaded_network
 from dispfl.core.layout import Layout
 from dispfl.core.rng import global_stream
-from dispfl.data.catalogue import describe
-from dispfl.data.datasets import Data, load_dataset
-from dispfl.data.labelled import LabelledDataset
+from dispfl.data.labelled import InputFormat
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, NamedSettings
@@ -24,7 +22,7 @@ from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
 from dispfl.runs.directory import final_states, read_metrics, saved_rounds, trusted_config
 from dispfl.runs.metrics import main_scores, weights_sha256
-from dispfl.runs.saved import context_of, fine_tune
+from dispfl.runs.saved import fine_tune, run_inputs, saved_context, site_inputs
 from dispfl.topology import peer_names
 
 if TYPE_CHECKING:
@@ -45,22 +43,18 @@ def personal_model(
     """Return the model of one peer of a run, given by its index or its name.
 
     This is the model that the run evaluates: the peer's own, or the shared one, fine-tuned as in
-    the run if the method does so. The data set's files are read only to fine-tune, or where they
-    define the classes and the inputs. A run of somebody else whose config names code needs `trust`.
+    the run if the method does so. Classes, columns and scaling are those it was trained with: the
+    data are read only to fine-tune. A run of somebody else whose config names code needs `trust`.
     """
     experiment = _experiment(path, peer, data_dir, trust)
     name = _name(path, peer, peer_names(experiment.peers))
     rounds = saved_rounds(path)
     states = final_states(path)
-    data = None
-    if experiment.method.fine_tuning or not experiment.data.describes_itself:
-        data = load_dataset(experiment.data)
-    inputs = _describe_inputs(experiment.data, data)
+    inputs = _describe_inputs(run_inputs(path, experiment.data))
     state = _evaluated_state(experiment, states, name)
     score = _score(path, rounds, name)
     if experiment.method.fine_tuning:
-        assert data is not None
-        context = context_of(path, experiment, data)
+        _, context = saved_context(path, experiment)
         state, score = fine_tune(context, name, state, rounds - 1, experiment.workers)
     return _personal(experiment, inputs, name, rounds, state, score)
 
@@ -71,7 +65,8 @@ def site_model(path: Path, data_dir: Path | None = None, *, trust: bool = False)
     Its node may be running. A consensus model (D-PSGD's) needs the models of all sites: the site's
     own is returned instead.
     """
-    from dispfl.peer.setup.local_setup import site_context, site_data
+    from dispfl.peer.setup.local_setup import site_context
+    from dispfl.peer.setup.site_data import SiteData
     from dispfl.peer.site import Site
     from dispfl.peer.state.store import report_of, rounds_of
 
@@ -84,15 +79,11 @@ def site_model(path: Path, data_dir: Path | None = None, *, trust: bool = False)
         data_settings = config.data.model_copy(update={"dir": str(data_dir)})
         config = config.model_copy(update={"data": data_settings})
     rounds, state = _newest(site)
-    data = None
-    if config.method.fine_tuning or not config.data.describes_itself:
-        data = site_data(site, config)
-    inputs = _describe_inputs(config.data, data)
+    inputs = _describe_inputs(site_inputs(site.run_folder, config.data))
     record = rounds_of(site.run_folder).get(rounds - 1)
     score = report_of(record)[0].score if record else None
     if config.method.fine_tuning:
-        assert data is not None
-        context = site_context(site, config, data)
+        context = site_context(SiteData.read(site, config))
         state, score = fine_tune(context, site.name, state, rounds - 1, threads=1)
     return _personal(config, inputs, site.name, rounds, state, score, site.folder)
 
@@ -144,28 +135,20 @@ def _personal(
     return PersonalModel(loaded_network(network, state.model, state.buffers), card)
 
 
-def _describe_inputs(settings: Data, data: LabelledDataset | None) -> dict[str, Any]:
-    """The fields of the card that describe inputs and outputs, from the data or the catalogue."""
-    if data is None:
-        spec = describe(settings.name)
-        return {
-            "classes": spec.class_names,
-            "shape": spec.shape,
-            "mean": spec.mean,
-            "std": spec.std,
-        }
-    if data.normalization is None:
+def _describe_inputs(inputs: InputFormat) -> dict[str, Any]:
+    """The fields of the card that describe inputs and outputs."""
+    if inputs.kind == "arrays" or inputs.normalization is None:
         raise ConfigError(
             "`dispfl export` writes models for images and tables, but these inputs have shape"
-            f" {list(data.shape)}; save the weights of the checkpoint with your own code."
+            f" {list(inputs.shape)}; save the weights of the checkpoint with your own code."
         )
     return {
-        "classes": data.classes,
-        "shape": data.shape,
-        "mean": data.normalization.mean,
-        "std": data.normalization.std,
-        "columns": data.columns or None,
-        "label": data.label,
+        "classes": inputs.classes,
+        "shape": inputs.shape,
+        "mean": inputs.normalization.mean,
+        "std": inputs.normalization.std,
+        "columns": inputs.columns or None,
+        "label": inputs.label,
     }
 
 

@@ -43,10 +43,11 @@ from dispfl.peer.state.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, RunData, StepResult
 from dispfl.round.round import Round
-from dispfl.runs.directory import RunDirectory, read_config, read_split, trusted_config, write_split
-from dispfl.runs.execute import update_config
+from dispfl.runs.directory import RunDirectory, read_config, read_split, trusted_config
+from dispfl.runs.execute import save_split, update_config
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
+from dispfl.runs.saved import saved_context
 from dispfl.topology import peer_names
 
 LOG = "log.txt"
@@ -77,10 +78,10 @@ def create_run(experiment: Experiment, out: Path) -> None:
             " run.",
             key="attack",
         )
-    data, split, _ = prepare(experiment)
+    data, split, context = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
-        write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        save_split(out, data, split, context)
         _create_sites(out, peer_names(experiment.peers))
 
 
@@ -101,7 +102,7 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
         if read_split(out) is None:  # stopped before the split was written
             data = load_dataset(experiment.data)
             split = split_dataset(experiment, data)
-            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+            save_split(out, data, split, experiment_context(experiment, data, split))
         names = peer_names(experiment.peers)
         stores = []
         for name in names:
@@ -162,11 +163,10 @@ def free_ports(count: int) -> list[int]:
 def run_context(out: Path) -> tuple[RunContext, DataSchema]:
     """The context of the run in a directory, with the data of all peers, and the data's schema."""
     experiment = compose(trusted_config(out))
-    saved = read_split(out)
-    if saved is None:
+    if read_split(out) is None:
         raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
-    data = load_dataset(experiment.data)
-    return experiment_context(experiment, data, saved[0]), data_schema(data)
+    data, context = saved_context(out, experiment)
+    return context, data_schema(data)
 
 
 def setup_of_peer(out: Path, name: str) -> LocalSetup:

@@ -1,8 +1,9 @@
 """One site of a real federation from Python: what `dispfl peer` does."""
 
+import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from dispfl.trust import check_modules, named_code, remember_site
 
 if TYPE_CHECKING:
     from dispfl.export.formats import SavedModel
+    from dispfl.peer.setup.site_data import DataStatus
     from dispfl.runs.run import Run
 
 POLL_SECONDS = 0.1
@@ -304,6 +306,19 @@ class Peer:
             node=node,
         )
 
+    def data(self, *, refresh: bool = False) -> "DataStatus":
+        """Return what the site's data are, and what changed since its node took them in.
+
+        `refresh` takes in the new rows: a running node does so before its next round. The returned
+        changes are those that were taken in.
+        """
+        from dispfl.peer.setup.site_data import SiteData
+
+        data = SiteData.read(self.site, self.site.config())
+        if not refresh:
+            return data.status()
+        return replace(data.refresh().status(), changes=data.changes)
+
     def run(self, *, alone: bool = False, log_json: bool = False) -> "Run":
         """Train with the accepted sites to the last round, or until the node is stopped.
 
@@ -385,7 +400,7 @@ def site_settings(
     imported = {key: value for key, value in config.items() if key in REGISTRIES}
     check_modules(folder, named_code(imported), tuple(allow_modules))
     settings = SiteConfig.compose(config, overrides).to_toml()
-    _make_paths_absolute(settings["data"])
+    _anchor_paths(settings["data"], folder)
     return settings
 
 
@@ -406,13 +421,30 @@ def _check_key(key: str) -> None:
         raise ConfigError(f"{key} is not a training setting: pass --{key}.", key=key)
 
 
-def _make_paths_absolute(data: dict[str, Any]) -> None:
-    """Keep the paths in the settings of the data valid from any working directory."""
+def _anchor_paths(data: dict[str, Any], folder: Path) -> None:
+    """Keep the paths in the settings of the data valid from any working directory.
+
+    A path in the site's folder or next to it becomes relative to the folder, so that both can be
+    moved together; any other becomes absolute.
+    """
     if "dir" in data:
         keys = ["dir"]  # the others are relative to it
     else:
         keys = [key for key in ("path", "test_path") if key in data]
         if "hub" in data and Path(data["hub"]).expanduser().exists():  # else a name on the hub
             keys.append("hub")
+    is_own = data["name"] == "custom"
     for key in keys:
-        data[key] = str(Path(data[key]).expanduser().absolute())
+        path = Path(data[key]).expanduser().absolute()
+        data[key] = _anchored(path, folder) if is_own else str(path)
+
+
+def _anchored(path: Path, folder: Path) -> str:
+    # A link to a folder is followed, as the system does for `..`; a link to the file itself may be
+    # changed later, and is kept.
+    target = path.parent.resolve() / path.name
+    home = folder.resolve()
+    root = Path(home.anchor)
+    if target.is_relative_to(home) or (home.parent != root and target.is_relative_to(home.parent)):
+        return os.path.relpath(target, home)
+    return str(path)

@@ -27,6 +27,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.site_data import DataWatch
 from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
@@ -145,6 +146,8 @@ async def open_node(
             site.run_folder, site.name, setup.spec, setup.settings, setup.cost(), setup.run.task
         )
         stack.callback(store.close)
+        if setup.data is not None:
+            setup.data.begin(log)
         site.withdraw_stop_request()  # to an earlier process
         stack.callback(site.withdraw_stop_request)
 
@@ -204,8 +207,9 @@ def _announce(site: Site, setup: LocalSetup) -> None:
 def _training_thread(site: Site, setup: LocalSetup, ctx: NodeContext) -> "TrainingThread":
     """Start the thread that trains; with privacy, show what is spent already."""
     run = setup.run
+    watch = DataWatch(setup.data, ctx.log) if setup.data else None
     if not run.settings.privacy.enabled:
-        return TrainingThread(run, setup.threads)
+        return TrainingThread(run, setup.threads, watch=watch)
 
     private_rounds = PrivateRounds(site.run_folder)
     with contextlib.suppress(RunError):  # a file that cannot be read is reported by every round
@@ -216,7 +220,7 @@ def _training_thread(site: Site, setup: LocalSetup, ctx: NodeContext) -> "Traini
     # a copy of the site, would add the same noise to other gradients.
     secret_key = secrets.token_bytes(KEY_BYTES)
     run = replace(run, secret_key=secret_key, known_layout=run.layout)
-    return TrainingThread(run, setup.threads, private_rounds)
+    return TrainingThread(run, setup.threads, private_rounds, watch)
 
 
 def _save_members(site: Site) -> None:
@@ -242,11 +246,16 @@ class TrainingThread:
     reproducible."""
 
     def __init__(
-        self, context: RunContext, threads: int = 1, private_rounds: PrivateRounds | None = None
+        self,
+        context: RunContext,
+        threads: int = 1,
+        private_rounds: PrivateRounds | None = None,
+        watch: DataWatch | None = None,
     ) -> None:
         keep_heap()
         self._context = context
         self._private_rounds = private_rounds
+        self._watch = watch
         self._network = context.network()
         self._pool = ThreadPoolExecutor(
             1, "training", initializer=torch.set_num_threads, initargs=(threads,)
@@ -268,6 +277,7 @@ class TrainingThread:
     def _step(
         self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
     ) -> StepResult:
+        self._take_in_new_data(task.peer)
         if self._private_rounds is not None:
             try:
                 plan = self._context.privacy_plan(task.peer)
@@ -277,6 +287,14 @@ class TrainingThread:
                 return StepResult(Report(failure=failure), state=state)
             task = replace(task, private=history)
         return peer_step(self._context, self._network, task, state, received, self._check_stop)
+
+    def _take_in_new_data(self, peer: str) -> None:
+        """Replace the site's data if its operator has asked for that since the last round."""
+        new_data = self._watch.new_data() if self._watch else None
+        if new_data is not None:
+            context = self._context
+            data = context.data.with_peers({peer: new_data})
+            self._context = replace(context, data=data, known_layout=context.layout)
 
     def close(self) -> None:
         """Stop after the current batch."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
 from dispfl.data.catalogue import describe
+from dispfl.data.labelled import InputFormat
 from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
@@ -283,8 +284,14 @@ def has_all_rounds(path: Path, rounds: int) -> bool:
 SPLIT = "split.safetensors"
 
 
-def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str = "") -> None:
-    """Save a split and the digest of the data.
+def write_split(
+    path: Path,
+    split: Split,
+    label_counts: Tensor,
+    data_digest: str = "",
+    inputs: InputFormat | None = None,
+) -> None:
+    """Save a split, the digest of the data, and the format of the models' inputs.
 
     Its tensors are `train/000`, `test/000`, ... and `label_counts` (peers, classes).
     """
@@ -293,7 +300,11 @@ def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str
         tensors |= _split_tensors(split.unseen, "unseen/")
     if split.global_test is not None:
         tensors["global_test"] = split.global_test
-    write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data_sha256": data_digest}))
+    about: dict[str, Any] = {"sha256": data_digest}
+    if inputs is not None:
+        about["inputs"] = inputs.to_json()
+    # One entry, because safetensors writes several in any order.
+    write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data": json.dumps(about)}))
 
 
 def _split_tensors(split: Split, prefix: str) -> dict[str, Tensor]:
@@ -320,9 +331,11 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
-        raise RunError(
-            f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again."
-        ) from problem
+        raise _damaged_split(path, problem) from problem
+
+
+def _damaged_split(path: Path, problem: Exception) -> RunError:
+    return RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.")
 
 
 def _split_of(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
@@ -340,8 +353,24 @@ def _split_of(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) 
 
 def read_data_digest(path: Path) -> str:
     """Return the digest of the data that a saved split is of; empty where there is none."""
-    with safetensors.safe_open(path / SPLIT, "pt") as file:
-        return str((file.metadata() or {}).get("data_sha256", ""))
+    return str(_about_data(path).get("sha256", ""))
+
+
+def read_inputs(path: Path) -> InputFormat | None:
+    """Return the format of the inputs that a run's models are trained with, where it was saved."""
+    inputs = _about_data(path).get("inputs")
+    return InputFormat.from_json(inputs) if inputs else None
+
+
+def _about_data(path: Path) -> dict[str, Any]:
+    try:
+        with safetensors.safe_open(path / SPLIT, "pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {}).get("data", "{}"))
+        return about
+    except FileNotFoundError:
+        return {}
+    except (safetensors.SafetensorError, ValueError, OSError) as problem:
+        raise _damaged_split(path, problem) from problem
 
 
 def saved_rounds(path: Path) -> int:

@@ -14,8 +14,10 @@ import torch
 from dispfl.config import compose, differing_keys
 from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
-from dispfl.data.datasets import load_dataset
+from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.labelled import InputFormat, LabelledDataset
+from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
@@ -31,7 +33,7 @@ from dispfl.runs.directory import (
     SPLIT,
     RunDirectory,
     read_config,
-    read_data_digest,
+    read_inputs,
     read_split,
     read_summary,
     saved_states,
@@ -43,7 +45,7 @@ from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import RoundRecords, Run
-from dispfl.runs.saved import check_data, other_data
+from dispfl.runs.saved import context_of
 from dispfl.runs.unseen_peers import evaluate_newcomers
 
 MAY_DIFFER = ("data.dir", "workers", "engine")
@@ -304,28 +306,14 @@ class ExperimentRun:
             if not (path / "config.toml").exists():
                 data, split, context = prepare(experiment, decoding)
                 directory.write_config(experiment.to_toml())
-                counts = split.label_counts(data.train_labels, len(data.classes))
-                write_split(path, split, counts, context.data.digest())
+                save_split(path, data, split, context)
                 return cls(experiment, context, directory)
             if (path / SITES).is_dir():
                 raise RunError(
                     f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}"
                 )
             check_same_experiment(path, experiment)
-            data = load_dataset(experiment.data, decoding)
-            saved = read_split(path)
-            if saved is None:
-                split = split_dataset(experiment, data)
-            else:
-                check_data(path, *saved, data)
-                split, _ = saved
-            context = experiment_context(experiment, data, split)
-            digest = context.data.digest()
-            if saved is None:  # interrupted before it was written
-                counts = split.label_counts(data.train_labels, len(data.classes))
-                write_split(path, split, counts, digest)
-            elif read_data_digest(path) != digest:
-                raise other_data(path, data, "samples differ")
+            context = _resumed_context(experiment, directory, decoding)
             if experiment.rounds > read_config(path)["rounds"]:
                 directory.extend(experiment.to_toml())
             else:
@@ -358,6 +346,31 @@ class ExperimentRun:
             ray_address=ray_address,
         )
         return replace(run, split=saved and saved[0])
+
+
+def _resumed_context(
+    experiment: Experiment, directory: RunDirectory, decoding: ProgressCallback | None
+) -> RunContext:
+    """Return the context of a run that is resumed, with the data that it was started with."""
+    path = directory.path
+    data = load_dataset(experiment.data, decoding, inputs=read_inputs(path))
+    if read_split(path) is not None:
+        return context_of(path, experiment, data)
+    if isinstance(experiment.data, CustomData) and directory.checkpoints.finished_rounds():
+        raise RunError(
+            f"{path / SPLIT} is missing, which has the scaling and the samples that the models were"
+            " trained with. Restore it from a backup, or start the run again."
+        )
+    split = split_dataset(experiment, data)  # interrupted before it was written
+    context = experiment_context(experiment, data, split)
+    save_split(path, data, split, context)
+    return context
+
+
+def save_split(path: Path, data: LabelledDataset, split: Split, context: RunContext) -> None:
+    """Save who has which samples, the digest of all, and the format of the models' inputs."""
+    counts = split.label_counts(data.train_labels, len(data.classes))
+    write_split(path, split, counts, context.data.digest(), InputFormat.of(data))
 
 
 def run_experiment(

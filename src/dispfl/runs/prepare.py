@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
-from dispfl.data.datasets import load_dataset
+from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
@@ -72,12 +72,8 @@ def named_context(
 
     A user's own ones are imported from the folder, and the network is checked on two samples first.
     """
-    if settings.privacy.enabled and getattr(settings.data, "standardize", False):
-        raise ConfigError(
-            "privacy does not cover data.standardize, which computes means from the training"
-            " data; scale the data by constants instead, and leave it false.",
-            key="privacy",
-        )
+    if settings.privacy.enabled and isinstance(settings.data, CustomData):
+        _check_private_data(settings.data)
     folder = folder or Path.cwd()  # a Ray worker has another current directory
     model = settings.model
     shape = dataset.shape
@@ -91,6 +87,23 @@ def named_context(
     if isinstance(model, CustomModel):
         model.check_network(context.example(), classes, folder)
     return context
+
+
+def _check_private_data(data: CustomData) -> None:
+    """Refuse settings that let a single row be seen in what a private run publishes."""
+    if data.standardize:
+        raise ConfigError(
+            "privacy does not cover data.standardize, which computes means from the training"
+            " data; scale the data by constants instead, and leave it false.",
+            key="privacy",
+        )
+    if data.classes is None:
+        raise ConfigError(
+            "privacy needs data.classes: without it the classes are read from the data, and a class"
+            " that a single row has is announced to all members. List all classes, such as"
+            ' data.classes=["well","ill"].',
+            key="data.classes",
+        )
 
 
 def unseen_names(count: int) -> list[str]:

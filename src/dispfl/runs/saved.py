@@ -16,8 +16,11 @@ from dispfl.core.metric import METRICS, MetricLike, as_metrics
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Task
-from dispfl.data.datasets import DATASETS, load_dataset
-from dispfl.data.labelled import LabelledDataset
+from dispfl.data.catalogue import describe
+from dispfl.data.contract import FILE as CONTRACT
+from dispfl.data.contract import DataContract
+from dispfl.data.datasets import DATASETS, CustomData, Data, load_dataset
+from dispfl.data.labelled import InputFormat, LabelledDataset, Normalization
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, NamedSettings
@@ -28,7 +31,10 @@ from dispfl.registry import choose
 from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import (
+    SPLIT,
     read_config,
+    read_data_digest,
+    read_inputs,
     read_split,
     read_summary,
     saved_rounds,
@@ -89,13 +95,14 @@ class SavedRun:
         return NamedSettings.from_values({**values, "device": "cpu"}, self.site)
 
     @cached_property
-    def data(self) -> LabelledDataset:
-        """The data set, of all peers or of the site."""
-        settings = self.settings
-        if self.site is None or "partition" in self.config:  # a site of `up` has a part of the data
-            return load_dataset(settings.data)
-        site = self.roster[0]
-        return load_dataset(settings.data, site=site, seed=settings.seed, folder=self.site)
+    def inputs(self) -> InputFormat:
+        """The format of the models' inputs: the one they are trained with, whatever the data are
+        now."""
+        if self.site is None:
+            return run_inputs(self.path, self.settings.data)
+        if "partition" in self.config:  # a site of `up`, whose settings are the run's
+            return run_inputs(self.site.parent.parent, self.settings.data)
+        return site_inputs(self.path, self.settings.data)
 
     @cached_property
     def method(self) -> Method:
@@ -173,7 +180,7 @@ class SavedRun:
         spec = DATASETS.get(self.settings.data.name)
         if spec:  # whose shapes are known without reading the files
             return model.network(spec.shape, spec.classes, self.site)
-        return model.network(self.data.shape, len(self.data.classes), self.site)
+        return model.network(self.inputs.shape, len(self.inputs.classes), self.site)
 
     def _check_first_weights(self, module: nn.Module) -> None:
         """Refuse frozen parameters, which are not in the checkpoints, that may not be the run's."""
@@ -228,7 +235,49 @@ class SavedRun:
     @cached_property
     def _context(self) -> RunContext:
         self._check_code()
-        return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
+        return saved_context(self.path, compose(self.config, ["device=cpu"]))[1]
+
+
+def run_inputs(path: Path, data: Data) -> InputFormat:
+    """Return the format of the inputs that the models of a simulated run are trained with."""
+    inputs = read_inputs(path)
+    if inputs is not None:
+        return inputs
+    if isinstance(data, CustomData):
+        raise _no_format(path / SPLIT)
+    return _catalogue_inputs(data)
+
+
+def site_inputs(run: Path, data: Data) -> InputFormat:
+    """Return the format of the inputs that the model in a site's run directory is trained with."""
+    if not isinstance(data, CustomData):
+        return _catalogue_inputs(data)
+    contract = DataContract.load(run)
+    if contract is None:
+        raise _no_format(run / CONTRACT)
+    return contract.inputs
+
+
+def _catalogue_inputs(data: Data) -> InputFormat:
+    """Return the format of a data set; its files are read only if they name the classes."""
+    if not data.describes_itself:
+        return InputFormat.of(load_dataset(data))
+    spec = describe(data.name)
+    normalization = Normalization(spec.mean, spec.std)
+    return InputFormat("images", spec.class_names, spec.shape, normalization=normalization)
+
+
+def _no_format(file: Path) -> RunError:
+    return RunError(
+        f"{file} is missing, which has the classes and the scaling that the models are trained"
+        " with. Restore it from a backup."
+    )
+
+
+def saved_context(path: Path, experiment: Experiment) -> tuple[LabelledDataset, RunContext]:
+    """Return the data and the context of a saved run; refuse other data than it was run with."""
+    data = load_dataset(experiment.data, inputs=read_inputs(path))
+    return data, context_of(path, experiment, data)
 
 
 def context_of(path: Path, experiment: Experiment, data: LabelledDataset) -> RunContext:
@@ -240,7 +289,10 @@ def context_of(path: Path, experiment: Experiment, data: LabelledDataset) -> Run
             " fine-tuned."
         )
     check_data(path, *saved, data)
-    return experiment_context(experiment, data, saved[0])
+    context = experiment_context(experiment, data, saved[0])
+    if read_data_digest(path) not in ("", context.data.digest()):
+        raise other_data(path, data, "samples differ")
+    return context
 
 
 def check_data(path: Path, split: Split, counts: Tensor, data: LabelledDataset) -> None:

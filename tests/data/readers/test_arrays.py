@@ -30,7 +30,8 @@ def refusal(path: Path, **settings: Any) -> str:
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 2, 5, 7)])
 def test_floats_of_any_shape_become_float32(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    data = load_custom(CustomData(path=str(save(tmp_path, x=np.ones(shape), y=Y))))
+    numbers = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    data = load_custom(CustomData(path=str(save(tmp_path, x=numbers, y=Y)), test_share=0.5))
     assert isinstance(data, CustomDataset)
     assert data.shape == shape[1:]
     assert data.classes == ("0", "1", "2")
@@ -57,7 +58,8 @@ def test_bytes_are_images_with_their_channels_last(
 def test_pixels_are_scaled_to_minus_one_to_one_and_black_is_minus_one(tmp_path: Path) -> None:
     pixels = np.zeros((6, 8, 8), np.uint8)
     pixels[:, 0, 0] = 255
-    _, test = load_custom(CustomData(path=str(save(tmp_path, x=pixels, y=Y)))).samples()
+    path = save(tmp_path, x_train=pixels, y_train=Y, x_test=pixels, y_test=Y)
+    _, test = load_custom(CustomData(path=str(path))).samples()
     batch, _ = next(test.batches(1))
     assert batch[0, 0, 0, :2].tolist() == [1, -1]
 
@@ -68,23 +70,24 @@ def test_standardized_images_have_mean_0_and_deviation_1_in_each_channel(tmp_pat
     pixels = np.zeros((6, 8, 8, 2), np.uint8)
     pixels[:, :4, :, 0] = 255
     pixels[..., 1] = 51
-    data = load_custom(CustomData(path=str(save(tmp_path, x=pixels, y=Y)), standardize=True))
+    path = save(tmp_path, x_train=pixels, y_train=Y, x_test=pixels, y_test=Y)
+    data = load_custom(CustomData(path=str(path), standardize=True))
     assert isinstance(data, ImageDataset)
     assert data.mean == pytest.approx((0.5, 0.5))
     assert data.std == pytest.approx((0.5, 0.5))
 
 
 def test_labels_may_be_strings_or_booleans(tmp_path: Path) -> None:
-    x = np.ones((6, 4), np.float32)
-    texts = load_custom(CustomData(path=str(save(tmp_path, x=x, y=np.array(["b", "a"] * 3)))))
+    x = np.arange(80, dtype=np.float32).reshape(20, 4)
+    texts = load_custom(CustomData(path=str(save(tmp_path, x=x, y=np.array(["b", "a"] * 10)))))
     assert texts.classes == ("a", "b")
     truths = load_custom(
         CustomData(
-            path=str(save(tmp_path, x=x, y=np.array([True, False] * 3))), classes=("no", "yes")
+            path=str(save(tmp_path, x=x, y=np.array([True, False] * 10))), classes=("no", "yes")
         )
     )
     assert truths.classes == ("no", "yes")
-    assert sorted(truths.test_labels.tolist()) == [0, 1]
+    assert sorted(set(truths.train_labels.tolist())) == [0, 1]
 
 
 def test_a_file_with_training_and_test_data_is_not_split_again(tmp_path: Path) -> None:
@@ -179,7 +182,8 @@ def test_damaged_files_and_single_arrays_are_refused(tmp_path: Path) -> None:
 
 
 def test_standardizing_is_for_columns(tmp_path: Path) -> None:
-    path = save(tmp_path, x=np.ones((6, 4, 3)), y=Y)
+    x = np.ones((6, 4, 3))
+    path = save(tmp_path, x_train=x, y_train=Y, x_test=x, y_test=Y)
     assert (
         refusal(path, standardize=True)
         == "data.standardize applies to columns and images, but FILE has samples of shape [4, 3]."

@@ -21,13 +21,16 @@ def draw(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(count):
-        Image.new("RGB", size, colour).save(folder / f"{k}.{suffix}")
+        image = Image.new("RGB", size, colour)
+        with (folder / f"{k}.{suffix}").open("wb") as file:
+            image.save(file, suffix.replace("jpg", "jpeg"))
+            file.write(str(k).encode())  # equal pixels in different files
 
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
     for name, colour in COLOURS.items():
-        draw(tmp_path / "pets" / name, colour, 5)
+        draw(tmp_path / "pets" / name, colour, 20)
     return tmp_path / "pets"
 
 
@@ -47,7 +50,7 @@ def test_each_sub_folder_is_a_class_and_images_are_resized_to_a_square(pets: Pat
     dataset = loaded(pets, size=16)
     assert dataset.classes == ("cat", "dog")
     assert dataset.shape == (3, 16, 16)
-    assert (len(dataset.train_labels), len(dataset.test_labels)) == (8, 2)  # a fifth of each class
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 40
     for inputs, label in zip(dataset.train_inputs, dataset.train_labels.tolist(), strict=True):
         assert inputs.amax((1, 2)).tolist() == ([255, 0, 0] if label == 0 else [0, 255, 0])
 
@@ -79,14 +82,14 @@ def test_hidden_files_and_folders_are_ignored(pets: Path, caplog: pytest.LogCapt
     (pets / "README.txt").write_text("not in a sub-folder")
     dataset = loaded(pets)
     assert dataset.classes == ("cat", "dog")
-    assert len(dataset.train_labels) + len(dataset.test_labels) == 10
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 40
     assert not caplog.messages
 
 
 def test_images_in_nested_folders_belong_to_the_class_above(pets: Path) -> None:
     draw(pets / "cat" / "2024" / "may", "red", 5, "jpg")
     dataset = loaded(pets)
-    assert (dataset.train_labels == 0).sum() + (dataset.test_labels == 0).sum() == 10
+    assert (dataset.train_labels == 0).sum() + (dataset.test_labels == 0).sum() == 25
 
 
 def test_unreadable_files_are_skipped_with_a_warning(
@@ -98,9 +101,9 @@ def test_unreadable_files_are_skipped_with_a_warning(
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(pets / "dog" / "xray.png")
     with caplog.at_level(logging.WARNING, "dispfl.data"):
         dataset = loaded(pets)
-    assert len(dataset.train_labels) + len(dataset.test_labels) == 10
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 40
     [warning] = caplog.messages
-    assert warning.startswith(f"3 of 13 files in {pets} cannot be read and are skipped: ")
+    assert warning.startswith(f"3 of 43 files in {pets} cannot be read and are skipped: ")
     assert "cat/notes.txt (not an image)" in warning
     assert "dog/cut.png (" in warning
     assert "dog/xray.png (more than 8 bits per channel)" in warning
@@ -112,12 +115,13 @@ def test_an_image_is_rotated_by_its_exif_data_and_transparency_is_black(tmp_path
     half.paste("white", (0, 0, 8, 16))
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise
-    for k in range(2):
-        (tmp_path / "turned").mkdir(exist_ok=True)
-        half.save(tmp_path / "turned" / f"{k}.png", exif=exif)
-        draw(tmp_path / "clear", "red", 2)
-        Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "clear" / f"{k}.png")
-    dataset = loaded(tmp_path, size=16, colour=False)
+    for part in ("train", "test"):
+        (tmp_path / part / "turned").mkdir(parents=True)
+        half.save(tmp_path / part / "turned" / "0.png", exif=exif)
+        (tmp_path / part / "clear").mkdir()
+        Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / part / "clear" / "0.png")
+    test_path = str(tmp_path / "test")
+    dataset = loaded(tmp_path / "train", test_path=test_path, size=16, colour=False)
     clear, turned = dataset.train_inputs[:, 0]
     assert clear.unique().tolist() == [0]
     assert turned[:8].unique().tolist() == [255]
@@ -129,13 +133,13 @@ def test_progress_ends_with_all_files(pets: Path) -> None:
     load_custom(
         CustomData(path=str(pets)), progress=lambda done, total: calls.append((done, total))
     )
-    assert calls[-1] == (10, 10)
+    assert calls[-1] == (40, 40)
 
 
 def test_test_images_may_be_in_a_separate_folder(pets: Path, tmp_path: Path) -> None:
     draw(tmp_path / "later" / "dog", "lime", 3)
     dataset = loaded(pets, test_path=str(tmp_path / "later"))
-    assert (len(dataset.train_labels), dataset.test_labels.tolist()) == (10, [1, 1, 1])
+    assert (len(dataset.train_labels), dataset.test_labels.tolist()) == (40, [1, 1, 1])
 
 
 def test_invalid_folders_are_refused_with_one_sentence(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class RawSamples(NamedTuple):
     """Folder: all classes, also those without images."""
     groups: tuple[str, ...] = ()
     """With `data.group`: the value of that column for each sample."""
+    file_ids: Tensor | None = None
+    """Folder: the id of each image by the content of its file (`dispfl.data.rows`), which stays the
+    same when another version of Pillow decodes it to other pixels."""
 
     def __str__(self) -> str:
         name = "images" if self.inputs.dtype == torch.uint8 else "inputs"

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.readers import RawSamples
+from dispfl.data.rows import content_id
 from dispfl.errors import DataError
 
 log = logging.getLogger("dispfl.data")
@@ -73,7 +74,7 @@ def read_folder(
     if not files:
         raise DataError(f"{path} has no images in its sub-folders.")
 
-    images, unreadable = _decode(files, size, "RGB" if colour else "L", progress)
+    images, file_ids, unreadable = _decode(files, size, "RGB" if colour else "L", progress)
     if len(unreadable) == len(files):
         raise DataError(
             f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG."
@@ -82,8 +83,15 @@ def read_folder(
         _warn_of_unreadable(path, files, unreadable)
         readable = [number for number in range(len(files)) if number not in unreadable]
         images = images[readable]
+        file_ids = file_ids[readable]
         labels = [labels[number] for number in readable]
-    return RawSamples(path, torch.from_numpy(images), labels, folders=tuple(classes))
+    return RawSamples(
+        path,
+        torch.from_numpy(images),
+        labels,
+        folders=tuple(classes),
+        file_ids=torch.from_numpy(file_ids),
+    )
 
 
 def _class_folders(path: Path) -> list[str]:
@@ -128,9 +136,11 @@ def _files(folder: Path) -> list[Path]:
 
 def _decode(
     files: Sequence[Path], size: int, mode: str, progress: ProgressCallback | None
-) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Decode all images as (N, size, size, C); also return which are unreadable, and why."""
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict[int, str]]:
+    """Decode all images as (N, size, size, C); also return the ids of their files, and which are
+    unreadable, and why."""
     images = np.zeros((len(files), size, size, len(mode)), np.uint8)
+    file_ids = np.zeros(len(files), np.int64)
     unreadable: dict[int, str] = {}
 
     def decode(number: int) -> None:
@@ -141,9 +151,10 @@ def _decode(
         else:
             pixels = np.asarray(resize_image(image, size, size))
             images[number] = pixels.reshape(size, size, len(mode))
+            file_ids[number] = content_id(files[number].read_bytes())
 
     in_threads(len(files), decode, progress)
-    return images, unreadable
+    return images, file_ids, unreadable
 
 
 def in_threads(

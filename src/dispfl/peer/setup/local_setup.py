@@ -4,20 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.rng import stream_seed
-from dispfl.core.samples import PeerData
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.data.datasets import load_dataset
 from dispfl.data.labelled import LabelledDataset
-from dispfl.data.split import hold_out
 from dispfl.methods.base import PeerState
-from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.site_data import SiteData
 from dispfl.peer.setup.spec import DataSchema, FederationSpec, federation_spec
 from dispfl.peer.site import Site
 from dispfl.robust.averages import check_byzantine
@@ -45,6 +39,8 @@ class LocalSetup:
     """Threads that train."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings as TOML, for the run directory."""
+    data: SiteData | None = None
+    """The site's data and their contract; None for a site of `dispfl up`."""
 
     @classmethod
     def of(
@@ -111,8 +107,8 @@ class LocalSetup:
 def local_setup(site: Site) -> LocalSetup:
     """Return a site's setup, from its settings and its own data; refuse inconsistent ones."""
     config = site.config()
-    data = site_data(site, config)
-    context = site_context(site, config, data)
+    data = SiteData.read(site, config)
+    context = site_context(data)
     check_byzantine(context.method, context.settings.topology, len(context.roster))
     context.check()
     setup = LocalSetup.of(
@@ -121,14 +117,9 @@ def local_setup(site: Site) -> LocalSetup:
         context,
         config.density,
         config.least_density,
-        data_schema(data),
+        data_schema(data.dataset),
     )
-    return replace(setup, threads=config.threads, settings=config.to_toml())
-
-
-def site_data(site: Site, config: SiteConfig) -> LabelledDataset:
-    """Load the data that a site's settings name."""
-    return load_dataset(config.data, site=site.name, seed=config.seed, folder=site.folder)
+    return replace(setup, threads=config.threads, settings=config.to_toml(), data=data)
 
 
 def data_schema(data: LabelledDataset) -> DataSchema:
@@ -136,15 +127,8 @@ def data_schema(data: LabelledDataset) -> DataSchema:
     return DataSchema(data.classes, data.shape, data.columns)
 
 
-def site_context(site: Site, config: SiteConfig, data: LabelledDataset) -> RunContext:
+def site_context(data: SiteData) -> RunContext:
     """Return the context of a site's rounds, with the site's own data."""
-    train, test = data.samples(augment=config.data.augment)
-    own_data = PeerData(train, test)
-    if config.validation:
-        rng = np.random.default_rng(stream_seed(config.seed, "validation", site.name))
-        training, validation = hold_out(
-            torch.arange(len(train)), data.train_labels, config.validation, rng, "validation"
-        )
-        own_data = PeerData(train.take(training), test, train.take(validation))
-    run_data = RunData({site.name: own_data}, remote_peers=tuple(site.members.names()))
-    return named_context(config, data, run_data, site.folder)
+    site = data.site
+    run_data = RunData({site.name: data.peer_data()}, remote_peers=tuple(site.members.names()))
+    return named_context(data.config, data.dataset, run_data, site.folder)

@@ -48,7 +48,7 @@ from dispfl.privacy.audit.shadow_runs import (
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import (
     has_all_rounds,
-    read_data_digest,
+    read_inputs,
     read_metrics,
     read_split,
     trusted_config,
@@ -113,18 +113,12 @@ class Audit:
     @cached_property
     def data(self) -> LabelledDataset:
         """The run's data set."""
-        return load_dataset(self.experiment.data)
+        return load_dataset(self.experiment.data, inputs=read_inputs(self.path))
 
     @cached_property
     def context(self) -> RunContext:
         """The context of the run's rounds."""
-        context = context_of(self.path, self.experiment, self.data)
-        if read_data_digest(self.path) not in ("", context.data.digest()):
-            raise RunError(
-                f"The data set {self.experiment.data.name} is not the one that {self.path} was run"
-                " with: its samples differ."
-            )
-        return context
+        return context_of(self.path, self.experiment, self.data)
 
     @cached_property
     def candidates(self) -> Mapping[str, Candidates]:
