@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.flop_counter import FlopCounterMode
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_count
@@ -71,6 +72,60 @@ def test_a_frozen_layer_is_not_in_the_layout_and_costs_the_same_under_every_mask
     assert cost.per_weight == (2,)
     assert cost.fixed == 2 * 4 + 2
     assert cost.sparse([1]) == 2 + 10
+
+
+def test_training_counts_the_gradients_that_a_network_with_frozen_layers_has() -> None:
+    """A step of one sample: the frozen first layer has no gradient at all; the trained ones have
+    both; the frozen last one has that of its inputs."""
+    module = nn.Sequential(
+        nn.Linear(3, 5).requires_grad_(False),
+        nn.Linear(5, 4, bias=False),
+        nn.Linear(4, 2).requires_grad_(False),
+    )
+    cost = cost_of(module, 3)
+    first, middle, last = 2 * 15 + 5, 2 * 20, 2 * 8
+    assert cost.fixed == first + last + 2
+    assert cost.fixed_backward == last
+    assert cost.training(cost.sizes, 7) == 7 * (first + 3 * middle + 2 * last + 2)
+
+
+def test_fine_tuning_with_low_rank_adapters_costs_what_torch_counts() -> None:
+    """Torch does not count elementwise operations, nor the gradient of a network's inputs."""
+
+    class Adapted(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.base = nn.Linear(inputs, outputs, bias=False).requires_grad_(False)
+            self.down = nn.Linear(inputs, 2, bias=False)
+            self.up = nn.Linear(2, outputs, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.base(x) + self.up(self.down(x))
+            return result
+
+    module = nn.Sequential(Adapted(8, 16), nn.ReLU(), Adapted(16, 16), nn.ReLU(), Adapted(16, 4))
+    with FlopCounterMode(display=False) as counter:
+        module(torch.ones(1, 8)).sum().backward()
+    cost = cost_of(module, 8)
+    gradient_of_inputs = 2 * 8 * 2
+    assert cost.training(cost.sizes, 1) - gradient_of_inputs == counter.get_total_flops()
+
+
+def test_attention_is_trained_in_three_passes_like_everything_in_the_paper() -> None:
+    module = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    class Itself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.attention(x, x, x)[0]
+            return result
+
+    cost = cost_of(Itself(), 3, 4)
+    assert cost.fixed > 0
+    assert cost.training(cost.sizes, 1) == 3 * cost.dense()
 
 
 class ByName(nn.Module):

@@ -62,7 +62,7 @@ def test_half_a_run_takes_half_the_hours_and_a_finished_one_takes_none(tmp_path:
         for t in range(rounds):
             directory.append({"round": t})
         if rounds == 4:
-            directory.write_summary({})
+            directory.write_summary({"rounds": 4})
         directory.close()
     local, half = remaining_hours(cells.values())
     assert (local.method, local.runs, half.method, half.runs) == ("local", 1, "dpsgd", 1)

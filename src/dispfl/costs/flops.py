@@ -7,8 +7,11 @@ A convolution or a matrix product needs 2 operations for each multiplication, so
 and use; a weight that is added, multiplied elementwise or copied (a bias, a learned scale, an
 embedding) needs 1 for each result. So each parameter has a cost per kept weight, and a sparse model
 costs in proportion to what it keeps. Products of activations with each other, as in attention, cost
-the same under every mask. Normalization, activations and pooling are free, as in the paper. A
-training step counts as 3 forward passes.
+the same under every mask. Normalization, activations and pooling are free, as in the paper.
+
+A training step counts as 3 forward passes: forward, the gradient of the inputs, and the gradient of
+the weights, each as expensive as the other. A frozen weight has no gradient; and where no trained
+weight comes before an operation, its inputs need none.
 """
 
 import contextlib
@@ -29,7 +32,7 @@ from dispfl.core.layout import Layout
 log = logging.getLogger("dispfl")
 
 TRAINING = 3
-"""Forward passes that forward and backward together count for."""
+"""Forward passes that forward and backward together count for, where all weights are trained."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class ForwardCost:
     sizes: tuple[int, ...]
     fixed: int = 0
     """Operations of products without a trained weight, as in attention: no mask saves them."""
+    fixed_backward: int = 0
+    """Operations of the gradients of their inputs, in training."""
     uncounted: tuple[str, ...] = ()
     """Parts of the network that are not counted, apart from those that are free in the paper."""
 
@@ -55,7 +60,8 @@ class ForwardCost:
 
     def training(self, kept: Sequence[float], samples: int) -> int:
         """Return the operations of training on some samples, with these kept weights."""
-        return TRAINING * samples * self.sparse(kept)
+        trained = self.sparse(kept) - self.fixed
+        return samples * (TRAINING * trained + self.fixed + self.fixed_backward)
 
     def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
         """Return the operations of a peer's round, with a dense batch to search the next mask."""
@@ -77,7 +83,7 @@ class ForwardCost:
             log.warning(self.omission)
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCost:
     """Run one sample (a batch of one) through the module and count its operations."""
     counter = _OperationCounter(module)
@@ -97,11 +103,12 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
     for name, operations in counter.operations.items():
         if name not in layout.by_name:  # a frozen parameter
             fixed += operations
+    backward = counter.input_gradients
     per_weight = []
     for name, size in zip(layout.names, layout.sizes, strict=True):
         per_weight.append(_quotient(counter.operations[name], size))
     uncounted = (*_uncounted_layers(module, layout, counter.operations), *sorted(counter.unknown))
-    return ForwardCost(tuple(per_weight), layout.sizes, fixed, uncounted)
+    return ForwardCost(tuple(per_weight), layout.sizes, fixed, backward, uncounted)
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -112,8 +119,13 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self.operations = dict.fromkeys(self._names.values(), 0)
         """The operations of each parameter."""
+        self._frozen = {
+            name for name, parameter in module.named_parameters() if not parameter.requires_grad
+        }
         self.without_weight = 0
         """The operations of products of activations."""
+        self.input_gradients = 0
+        """The operations of the gradients of what frozen weights and such products multiply."""
         self.unknown: set[str] = set()
         """Operations with many multiplications and without a formula."""
 
@@ -142,15 +154,15 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Input, weights and biases: those of the input, then those of the state.
             positions = args[0].numel() // args[0].shape[-1]
             for place, per_weight in ((1, 2), (2, 2), (3, 1), (4, 1)):
-                self._charge(args[place], per_weight * args[place].numel() * positions)
+                self._charge(args[place], per_weight * args[place].numel() * positions, args)
         elif name in _ELEMENTWISE or name in _LOOKUPS:
             for used in args[:2]:
-                self._charge(used, result.numel())
+                self._charge(used, result.numel(), args)
         elif name == "cat":
             for used in args[0]:
-                self._charge(used, used.numel())
+                self._charge(used, used.numel(), args[0])
         elif name.startswith("_embedding_bag"):
-            self._charge(args[0], args[1].numel() * args[0].shape[1])
+            self._charge(args[0], args[1].numel() * args[0].shape[1], args)
         elif name.startswith(_UNKNOWN):
             self.unknown.add(f"{name.removeprefix('_')} (an operation)")
         return result
@@ -158,23 +170,33 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count_product(self, operations: int, factors: Sequence[int], args: Sequence[Any]) -> None:
         """Charge the first factor that is a weight; without one, no parameter has the costs."""
         for place in factors:
-            if place < len(args) and self._charge(args[place], operations):
+            if place < len(args) and self._charge(args[place], operations, args):
                 return
         self.without_weight += operations
+        self.input_gradients += operations * sum(map(_needs_gradient, args))
 
     def _count_bias(self, place: int | None, args: Sequence[Any], result: Tensor) -> None:
         if place is not None and place < len(args):
             self._charge(args[place], result.numel())
 
-    def _charge(self, used: Any, operations: int) -> bool:
-        """Add operations to the parameter that is used, or viewed; return whether it is one."""
+    def _charge(self, used: Any, operations: int, factors: Sequence[Any] = ()) -> bool:
+        """Add operations to the parameter that is used, or viewed; return whether it is one.
+
+        Where it is frozen, the gradient of the other factors costs as much again, if they have one.
+        """
         if not isinstance(used, Tensor):
             return False
         name = self._names.get(id(used)) or self._names.get(id(used._base))
         if name is None:
             return False
         self.operations[name] += operations
+        if name in self._frozen and any(map(_needs_gradient, factors)):
+            self.input_gradients += operations
         return True
+
+
+def _needs_gradient(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad
 
 
 _FACTORS = {

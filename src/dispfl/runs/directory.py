@@ -278,7 +278,7 @@ def has_all_rounds(path: Path, rounds: int) -> bool:
     summary = read_summary(path)
     if summary is None or "stopped" in summary:
         return False
-    return int(summary["rounds"]) >= rounds
+    return int(summary.get("rounds", 0)) >= rounds
 
 
 SPLIT = "split.safetensors"
