@@ -217,7 +217,7 @@ def test_a_run_that_another_process_finishes_is_not_run_again(
 
     def finish(left: Any) -> None:
         other.write_config(cell.experiment.to_toml())
-        other.write_summary({})
+        other.write_summary({"rounds": cell.experiment.rounds})
         other.close()
 
     run_missing(
