@@ -195,6 +195,19 @@ def test_an_adaptive_backdoor_goes_as_far_as_clip_takes_it_towards_what_was_trai
     assert sparse.unpack()[0].tolist() == pytest.approx([1 + 2 * sqrt(2), -1, 7], abs=5e-3)
 
 
+def test_an_adaptive_backdoor_hides_from_nnm_in_the_middle_of_all() -> None:
+    """Around the mean (3, -3), from which the nearest honest model is at a distance of 1."""
+    own = model(1, -1, None)
+    honest = [model(1 + d, -1 - d, 1) for d in (1.0, 5.0)]
+    request = WeightMask.pack(torch.tensor([True, True, True]))
+    known = Target(
+        "000", own, request, honest, 1, lambda attacker, mask: True, 0, 0, rule="nnm", assumed=1
+    )
+    told = ATTACK_FUNCTIONS["adaptive-backdoor"]("001", model(6, 1, 7), known)
+    towards = [3 + 3 / sqrt(12.5), -3 + 4 / sqrt(12.5), 7]
+    assert told.unpack()[0].tolist() == pytest.approx(towards, abs=1e-5)
+
+
 def with_attack(context: RunContext, attack: Attack) -> RunContext:
     """The same run with Byzantine peers of our choice."""
     attacked = replace(context)
@@ -203,20 +216,23 @@ def with_attack(context: RunContext, attack: Attack) -> RunContext:
 
 
 def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
-    seen: list[tuple[int, bool]] = []
+    seen: list[tuple[str, int, bool]] = []
 
     def spy(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-        seen.append((target.assumed, target.first().equal(context.first_weights)))
+        seen.append((target.rule, target.assumed, target.first().equal(context.first_weights)))
         return sent
 
-    for method, assumed in ((DisPFL(), 0), (DisPFL(robust="clip", byzantine=2), 2)):
+    for method, rule, assumed in (
+        (DisPFL(), "none", 0),
+        (DisPFL(robust="clip", byzantine=2), "clip", 2),
+    ):
         context = with_attack(tiny_context(method, 6), Attack("noise", frozenset({"001"})))
         states = initial_states(context)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ATTACK_FUNCTIONS, "noise", spy)  # type: ignore[arg-type]
             received = {peer: states[peer].model for peer in context.roster[1:]}
             accepted_models(context, PeerTask("000", 0), states["000"], received)
-        assert seen.pop() == (assumed, True)
+        assert seen.pop() == (rule, assumed, True)
 
 
 def test_units_are_lied_about_as_a_whole() -> None:

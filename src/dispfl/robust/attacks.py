@@ -9,7 +9,7 @@ attack each target differently. Forged models are finite and not larger than pee
     hold-all, sole-holder, false-density, meet-target    what only masks make possible
     unlearn                                              made for `clip` under masks
     label-flip, backdoor                                 training on poisoned data
-    adaptive-backdoor                                    the same, as far as `clip` takes it in full
+    adaptive-backdoor                                    the same, as the target's rule takes it in
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -87,8 +87,10 @@ class Target:
     """Whether a mask keeps no more weights of any layer than this Byzantine peer announced."""
     seed: int
     t: int
+    rule: str = "none"
+    """Its robust rule."""
     assumed: int = 0
-    """Byzantine peers that its robust rule assumes; 0 without a rule."""
+    """Byzantine peers that the rule assumes; 0 without a rule."""
     first: Callable[[], Tensor] = lambda: torch.zeros(())
     """Returns the weights that all peers started from, which every member knows."""
 
@@ -129,15 +131,28 @@ class Target:
         """
         if not self.honest:
             return 0.0
-        own_weights, own_mask = self.own.unpack()
+        own_weights, _ = self.own.unpack()
+        distances = sorted(self._distances(own_weights), reverse=True)
+        place = min(max(0, 2 * self.assumed - self.byzantine), len(distances) - 1)
+        return distances[place]
+
+    @cached_property
+    def closest_to_mean(self) -> float:
+        """The smallest distance of an honest model from the mean.
+
+        Whoever is not farther from the mean is among the nearest models of everybody.
+        """
+        return min(self._distances(self.mean), default=0.0)
+
+    def _distances(self, centre: Tensor) -> list[float]:
+        """Return the distances of the honest models from a centre, on what the target holds."""
+        _, own_mask = self.own.unpack()
         compared = own_mask & self.request.unpack()
         distances = []
         for model in self.honest:
             weights, mask = model.unpack()
-            distances.append(_root_mean_square((weights - own_weights)[mask & compared]))
-        distances.sort(reverse=True)
-        place = min(max(0, 2 * self.assumed - self.byzantine), len(distances) - 1)
-        return distances[place]
+            distances.append(_root_mean_square((weights - centre)[mask & compared]))
+        return distances
 
     @cached_property
     def poison(self) -> Tensor:
@@ -239,9 +254,11 @@ def unlearn(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     x_i + r (w_0 - mean) / |w_0 - mean|, where r is the target's reach and |.| a root mean square.
     Whoever is within reach is near, so that its regrown weights count too.
     """
+    own_weights, _ = target.own.unpack()
     mask = target.claimed(attacker, sent)
     forgotten = target.first() - target.mean
-    return _pushed(forgotten, mask, target, regrown=target.poison)
+    distance = WITHIN_REACH * target.reach
+    return _pushed(own_weights, forgotten, distance, mask, target, regrown=target.poison)
 
 
 def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
@@ -257,15 +274,23 @@ def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedMod
 
 
 def replace_within_reach(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Push the target towards the sent model, as far as `clip` allows.
+    """Push the target towards the sent model, as far as its rule takes it in.
 
-    x_i + r (x - mean) / |x - mean|, where r is the target's reach and |.| a root mean square. What
-    the sent model does not hold is not pushed. Regrown weights are its own, or the honest mean.
+    c + r (x - mean) / |x - mean|, where |.| is a root mean square, c the target's model and r its
+    reach. `nnm` prefers models in the middle of all: there c is the mean, and r the smallest
+    distance of an honest model from it. What the sent model does not hold is not pushed. Regrown
+    weights are its own, or the mean.
     """
     weights, holds = sent.unpack()
     mask = target.claimed(attacker, sent)
     towards = torch.where(holds, weights - target.mean, 0.0)
-    return _pushed(towards, mask, target, regrown=torch.where(holds, weights, target.mean))
+    regrown = torch.where(holds, weights, target.mean)
+    if target.rule == "nnm":
+        distance = target.closest_to_mean
+        return _pushed(target.mean, towards, distance, mask, target, regrown=regrown)
+    own_weights, _ = target.own.unpack()
+    distance = WITHIN_REACH * target.reach
+    return _pushed(own_weights, towards, distance, mask, target, regrown=regrown)
 
 
 ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
@@ -396,16 +421,24 @@ def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
     return float((outputs[attacked].argmax(1) == TARGET_CLASS).float().mean())
 
 
-def _pushed(direction: Tensor, mask: Mask, target: Target, *, regrown: Tensor) -> PackedModel:
-    """Return the target's weights, pushed in a direction as far as `clip` takes in full.
+def _pushed(
+    centre: Tensor,
+    direction: Tensor,
+    distance: float,
+    mask: Mask,
+    target: Target,
+    *,
+    regrown: Tensor,
+) -> PackedModel:
+    """Return a model at a distance from a centre, by root mean square over what is compared.
 
-    The model has a mask, and these weights where the target regrows them.
+    It has a mask, and these weights where the target regrows them.
     """
-    own_weights, own_mask = target.own.unpack()
+    _, own_mask = target.own.unpack()
     compared = own_mask & mask.unpack() & target.request.unpack()
     direction = torch.where(compared, direction, 0.0)
     size = _root_mean_square(direction[compared])
-    pushed = own_weights + WITHIN_REACH * target.reach / max(size, 1e-12) * direction
+    pushed = centre + distance / max(size, 1e-12) * direction
     return PackedModel.pack(torch.where(own_mask, pushed, regrown), mask)
 
 

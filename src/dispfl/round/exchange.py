@@ -314,8 +314,10 @@ def _accepted_under_attack(
     def fits(attacker: str, mask: Mask) -> bool:
         return all(map(le, mask.kept_per_layer(layout), announced[attacker]))
 
+    rule = "none"
     assumed_byzantine = 0
     if isinstance(context.method, Robust) and context.method.robust != "none":
+        rule = context.method.robust
         assumed_byzantine = context.method.assumed_byzantine(requested)
     target = Target(
         name,
@@ -326,6 +328,7 @@ def _accepted_under_attack(
         fits,
         context.settings.seed,
         t,
+        rule,
         assumed_byzantine,
         partial(getattr, context, "first_weights"),
     )
