@@ -152,6 +152,7 @@ def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> 
         await asyncio.gather(*living.values())
         return begun
 
+    world.alone_rounds = ROUNDS
     begun = run(story(), LIMIT)
     for name, store in world.stores.items():
         assert any(store.missed.values())
@@ -209,6 +210,7 @@ class Stuck(FakeTraining):
 
 def test_a_peer_that_dies_after_responding_wait_does_not_get_the_startup_deadline() -> None:
     world = World(2, reliable, peers=2)
+    world.alone_rounds = ROUNDS
 
     async def story() -> None:
         living = asyncio.create_task(world.live("000"))
@@ -561,6 +563,7 @@ def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_sta
     fault: str,
 ) -> None:
     world, nodes = World(7, reliable, peers=2, rounds=150), dict[str, Node]()
+    world.alone_rounds = 150
 
     async def story() -> None:
         mallory = Flooding(world, "001", fault)
@@ -585,6 +588,7 @@ def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_sta
 
 def test_a_step_that_was_given_up_is_logged_and_in_the_status() -> None:
     world = WorldWithFailure(6)
+    world.alone_rounds = ROUNDS
     node = {}
 
     async def story() -> None:

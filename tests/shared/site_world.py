@@ -7,7 +7,8 @@ join late, restart and leave, disks fail and clocks jump. One member lies about 
 records, its models and its version. The same seed gives the same run.
 
 What must hold: no node ends by itself, no honest node is cut off, no weights are averaged in that
-were not trained, no site finishes alone without saying so, nothing that was saved is lost, no key
+were not trained, no site finishes alone without saying so, no
+two sites wait for each other, nothing that was saved is lost, no key
 that was rotated away returns, and no log fills the disk.
 """
 
@@ -66,6 +67,8 @@ NORMS = (1.4, 12.7, 55.0, 75.0)
 STARTUP = 60.0
 SETTLED = 10.0
 """Seconds after which two sites that can reach each other should receive from each other."""
+PATIENCE = 1200.0
+"""Seconds without a round after which sites that wait are stopped."""
 MAX_LOG_CHARS = 100_000
 """Characters that a site may log about one member in a run."""
 
@@ -222,6 +225,9 @@ class SiteWorld:
         self.alone: set[str] = set()
         """Sites whose operator has revoked all members at some time, so that they went ahead
         without anybody."""
+        self.nodes: dict[str, Node] = {}
+        self.waiting: dict[str, tuple[int, str]] = {}
+        """Sites that wait for others at the end: their round, and why."""
         self.ends: dict[str, str] = {}
         """What sites that ended said."""
         for name in [*self.names, HOSTILE]:
@@ -289,7 +295,8 @@ class SiteWorld:
         client = Client(ctx, transport, Deadlines(min=20.0, startup=STARTUP), rng)
         saving = WatchedSaving(store, ctx.status, ctx.log)
         saving.world = self
-        return Node(ctx, client, NoisyTraining(self, rng), saving), saving
+        node = self.nodes[site.name] = Node(ctx, client, NoisyTraining(self, rng), saving)
+        return node, saving
 
     def were_mates(self, one: str, other: str, end: float) -> bool:
         """Whether two sites had not revoked each other, and ran for a round's time until one of
@@ -337,10 +344,22 @@ class SiteWorld:
             await asyncio.sleep(self.rng.uniform(1.0, 6.0))
             await self.rng.choice(EVENTS)(self)
         self.network.heal()
-        await asyncio.wait(self.running.values())
+        await self.finish()
         attack.cancel()
         await asyncio.wait([attack])
         await mallory.transport.close()
+
+    async def finish(self) -> None:
+        """Let the sites run to the end; those that wait for others for long are stopped."""
+        while pending := [name for name in self.names if not self.running[name].done()]:
+            before = len(self.rounds)
+            await asyncio.wait([self.running[name] for name in pending], timeout=PATIENCE)
+            waiting = [name for name in pending if self.nodes[name].ctx.status.waiting]
+            if waiting == pending and len(self.rounds) == before:
+                for name in waiting:
+                    status = self.nodes[name].ctx.status
+                    self.waiting[name] = (status.round, str(status.waiting))
+                    await self.stop(name)
 
     def one(self) -> str | None:
         """A running honest site."""
@@ -592,6 +611,7 @@ def check_sites(seed: int) -> str:
         is_late = isinstance(problem, RunError) and "is too late to join" in str(problem)
         assert problem is None or is_late, f"{name} ended: {problem!r}"
     check_nobody_is_cut_off(world)
+    check_those_that_wait(world)
     for (name, about), chars in world.chars.items():
         assert chars < MAX_LOG_CHARS, f"{name} logged {chars} characters about {about}"
     return f"{len(world.names)} sites, norm {world.norm:g}: {sorted(world.ends.items())}"
@@ -609,6 +629,14 @@ def check_nobody_is_cut_off(world: SiteWorld) -> None:
         assert received or missed < 5 or name in world.alone, (
             f"{name} received no model of running members and missed {missed}"
         )
+
+
+def check_those_that_wait(world: SiteWorld) -> None:
+    """Check that no two sites wait for ever which could send each other their models."""
+    for name, (t, reason) in world.waiting.items():
+        for other, (other_t, _) in world.waiting.items():
+            is_apart = abs(t - other_t) > 1 or frozenset({name, other}) in world.cut
+            assert name == other or is_apart, f"{name} waits ({reason}), and so does {other}"
 
 
 @contextlib.contextmanager

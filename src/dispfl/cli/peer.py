@@ -433,9 +433,18 @@ def run(
     alone: Annotated[
         bool, typer.Option("--alone", help="Start although no other site is accepted yet.")
     ] = False,
+    at_round: Annotated[
+        int | None,
+        typer.Option(
+            "--round", help="Continue in this round, although too few members have reported it."
+        ),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Train with the accepted sites, to the last round. A stopped node resumes.
+
+    It continues in the round that more than half of the members agree on. A
+    site that receives no model waits for the others.
 
     Example: dispfl peer run alice
     """
@@ -445,7 +454,32 @@ def run(
     peer = Peer.open(directory, trust=trust)
     if file:
         accept_documents(peer, file, [])
-    peer.run(alone=alone, log_json=log_json)
+    peer.run(alone=alone, at_round=at_round, log_json=log_json)
+
+
+@app.command()
+def reopen(
+    directory: Directory,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--round", help="The next round; by default the one after the last received model."
+        ),
+    ] = None,
+) -> None:
+    """Continue a site that has finished, or gone too far, without the others.
+
+    Its newest model continues in that round; `dispfl peer run` then joins the
+    others. Later metrics and checkpoints are renamed to *.reopened.
+
+    Example: dispfl peer reopen alice
+    """
+    from dispfl.peer.peer import Peer
+
+    peer = Peer.open(directory)
+    rounds = peer.reopen(rounds)
+    command = f"dispfl peer run {quote(str(directory))}"
+    typer.echo(f"{peer.name} continues with round {rounds}: {command}")
 
 
 @app.command()

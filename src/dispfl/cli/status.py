@@ -56,13 +56,20 @@ def _progress(status: "SiteStatus", site: str) -> str:
         return f"The node has not run yet: dispfl peer run {site}"
 
     text = f"Round {node.get('round', '?')} of {node.get('rounds', '?')}, {status.state}"
+    if status.running and node.get("waiting"):
+        text += f": {node['waiting']}"
     if status.running and node.get("deadline_seconds"):
         text += f"; deadline {node['deadline_seconds']:.0f} s"
     text += "."
     age = _ago(node.get("updated"))
     if age:
         text += f" Updated {age}."
-    if not status.running and status.state != "finished":
+    if not status.running and status.state == "finished alone":
+        text += (
+            f" {node.get('alone_rounds')} of {node.get('trained_rounds')} rounds were trained"
+            f" without a model of any other site. Continue with: dispfl peer reopen {site}"
+        )
+    elif not status.running and status.state != "finished":
         text += f" Resume with: dispfl peer run {site}"
     return text
 

@@ -163,15 +163,20 @@ class Checkpoints:
 
         The damage and what happens instead are logged.
         """
+        renamed = self.rename(rounds, "damaged")
+        log.warning("%s It is kept as %s. %s", damage, renamed, instead)
+        return renamed
+
+    def rename(self, rounds: int, suffix: str) -> Path:
+        """Rename a checkpoint, so that it no longer counts, and return its new name."""
         folder = self._round(rounds)
-        renamed = folder.with_name(f"{folder.name}.damaged")
+        renamed = folder.with_name(f"{folder.name}.{suffix}")
         number = 2
         while renamed.exists():
-            renamed = folder.with_name(f"{folder.name}.{number}.damaged")
+            renamed = folder.with_name(f"{folder.name}.{number}.{suffix}")
             number += 1
         with plain_disk_errors(renamed):
             folder.rename(renamed)
-        log.warning("%s It is kept as %s. %s", damage, renamed, instead)
         return renamed
 
     def _parts(self, rounds: int) -> list[Path]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dispfl.core.packed import Mask, PackedModel
@@ -46,11 +47,15 @@ class RoundResponses:
     """The responses to the requests of one round."""
 
     requested: list[str]
+    unasked: list[str] = field(default_factory=list)
+    """Neighbours that were not requested again because they did not respond."""
     received: dict[str, PackedModel] = field(default_factory=dict)
-    arrived: float | None = None
-    """When the last model arrived, by the event loop's clock."""
+    waited: float = 0.0
+    """Seconds until the last model arrived."""
     stale: list[str] = field(default_factory=list)
     """Peers that no longer keep the requested model."""
+    without_model: list[str] = field(default_factory=list)
+    """Peers that have no model of this round because they have just joined or restarted."""
     failures: dict[str, str] = field(default_factory=dict)
     """By peer: why the last request failed."""
     messages: list[MessageCost] = field(default_factory=list)
@@ -65,8 +70,13 @@ class RoundResponses:
 
     @property
     def missed(self) -> list[str]:
-        """Peers without a valid response."""
-        return [name for name in self.requested if name not in self.received]
+        """Neighbours and other requested peers without a valid response."""
+        return [name for name in (*self.unasked, *self.requested) if name not in self.received]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether models were requested and none was received."""
+        return bool(self.missed) and not self.received
 
     @property
     def is_stale(self) -> bool:
@@ -91,9 +101,14 @@ class Client:
     def __post_init__(self) -> None:
         self.members = MemberSync(self.ctx, self.transport, self.deadlines, self.rng)
 
-    async def fetch_models(self, t: int, state: PeerState) -> RoundResponses:
+    async def fetch_models(
+        self, t: int, state: PeerState, senders: Sequence[str] | None = None
+    ) -> RoundResponses:
         """Algorithm 1, line 6: fetch the models of this round's neighbours that respond by the
-        deadline."""
+        deadline.
+
+        They are requested from other `senders` where the neighbours do not respond.
+        """
         ctx = self.ctx
         mask = requested_mask(ctx.run, state)
         body = b""
@@ -101,9 +116,12 @@ class Client:
             body = await ctx.compute(lambda: ctx.codec.encode_request(mask))
         request = ModelRequest(t, mask, body, model_norm(state.model))
 
-        responses = RoundResponses(ctx.participants.senders(t, state))
+        neighbours = ctx.participants.senders(t, state)
+        senders = neighbours if senders is None else senders
+        unasked = [name for name in neighbours if name not in senders]
+        responses = RoundResponses(list(senders), unasked)
         async with asyncio.TaskGroup() as group:
-            for sender in responses.requested:
+            for sender in senders:
                 group.create_task(ModelFetch(self, sender, request, responses).run())
             group.create_task(self.members.sync(self._member_to_sync_with(t)))
         return responses
@@ -147,7 +165,7 @@ class ModelFetch:
         """A peer that did not respond the last time gets one request and the probe timeout."""
         self._failing_since: float | None = None
 
-        now = self._clock()
+        now = self._began = self._clock()
         end = self._first_deadline(now)
         self._timeout = asyncio.timeout_at(end)
         self._full_deadline = max(end, now + self._deadlines.deadline)
@@ -193,7 +211,7 @@ class ModelFetch:
             return
         self._peer.answered += 1
         responses.received[sender] = model
-        responses.arrived = self._clock()
+        responses.waited = self._clock() - self._began
 
     async def _request_until_answered(self) -> PackedModel | None:
         """Request the model until there is a response; a probe sends one request."""
@@ -276,6 +294,8 @@ class ModelFetch:
     def _note_stale(self) -> None:
         if self._peer.round > self._request.t:
             self._responses.stale.append(self._sender)
+        if self._peer.round == self._request.t + 1:  # such a peer keeps it, unless it restarted
+            self._responses.without_model.append(self._sender)
 
     def _extend_wait(self) -> None:
         """Wait longer for a peer that has not published this round yet."""
@@ -333,6 +353,8 @@ class ModelFetch:
         sender = self._sender
         peer = self._peer
         peer.refusals += 1
+        if refused.reason == Refusal.JOINING:
+            self._responses.without_model.append(sender)
         if refused.reason != Refusal.SPEC_MISMATCH:
             ctx.peer_log.problem(sender, "refused", refused.message, refused.reason)
         elif peer.spec_mismatch is None:

@@ -6,11 +6,10 @@ The messages are in `membership/sync.py`; the server half is in `server.py`.
 import asyncio
 import contextlib
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dispfl.errors import MessageError
+from dispfl.errors import MessageError, RunError
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.membership.sync import (
     SyncMessage,
@@ -25,6 +24,15 @@ from dispfl.wire.refusals import Refusal
 
 MAX_GREETED = 32
 """Members that a starting node greets at most."""
+
+
+@dataclass(frozen=True)
+class WaitReason:
+    """Why a node waits."""
+
+    topic: str
+    """What kind of reason it is."""
+    text: str
 
 
 @dataclass
@@ -45,17 +53,80 @@ class MemberSync:
         count = min(len(strangers), MAX_GREETED - len(neighbours))
         return neighbours + self.rng.sample(strangers, count)
 
-    async def current_round(self, t: int) -> int:
-        """Ask some members for their round; return the lower median of their answers, at least
-        t."""
-        names = self.members_to_greet(t)
+    # the federation's round
+
+    def names(self) -> list[str]:
+        """All accepted members with our spec, also those that join later."""
+        last_round = self.ctx.rounds - 1
         peers = self.ctx.status.peers
-        replies_before = {name: peers[name].replies for name in names}
-        await self.sync(names)
-        claims = [peers[name].round for name in names if peers[name].replies > replies_before[name]]
-        if not claims:
-            return t
-        return max(t, statistics.median_low(claims))
+        names = self.ctx.participants.other_names(last_round)
+        return [name for name in names if name not in peers or not peers[name].spec_mismatch]
+
+    def reported_rounds(self, names: Sequence[str]) -> list[int]:
+        """The rounds that these members have reported; -1 where a member has reported none."""
+        peers = self.ctx.status.peers
+        return [peers[name].round if name in peers else -1 for name in names]
+
+    async def ask_rounds(self, t: int) -> list[str]:
+        """Ask members for their rounds, some at a time, until it is clear whether t is over.
+
+        Returns those that answered.
+        """
+        peers = self.ctx.status.peers
+        remaining = self._in_asking_order(t)
+        answering: list[str] = []
+        while remaining:
+            asked_names = remaining[:MAX_GREETED]
+            remaining = remaining[MAX_GREETED:]
+            replies_before = {name: peers[name].replies for name in asked_names}
+            await self.sync(asked_names)
+            answering += [
+                name for name in asked_names if peers[name].replies > replies_before[name]
+            ]
+            if self.agreed_round(t) is not None:
+                break
+        return answering
+
+    def _in_asking_order(self, t: int) -> list[str]:
+        """All members: first those that a starting node greets, then the others."""
+        greeted = self.members_to_greet(t)
+        last_round = self.ctx.rounds - 1
+        strangers = sorted(set(self.ctx.participants.other_names(last_round)) - set(greeted))
+        return greeted + self.rng.sample(strangers, len(strangers))
+
+    def agreed_round(self, t: int) -> int | None:
+        """The round of the federation, as far as it is known (`agreed_round`)."""
+        return agreed_round(t, self.reported_rounds(self.names()))
+
+    def disagreement(self, t: int) -> WaitReason | None:
+        """Say that too few members report a later round to follow them; None if none does."""
+        reported = self.reported_rounds(self.names())
+        beyond = [claim for claim in reported if claim > t + 1]
+        if not beyond or agreed_round(t, reported) not in (None, t):
+            return None
+        verb = "reports" if len(beyond) == 1 else "report"
+        text = (
+            f"{len(beyond)} of {len(reported)} members {verb} round {min(beyond)} or later; more"
+            f" than half must agree, or start with --round {min(beyond)}"
+        )
+        return WaitReason("disagreement", text)
+
+    def stop_if_all_mismatch(self, t: int) -> None:
+        """Stop if all members have another spec, or, after the startup period, all reachable ones.
+
+        One matching peer is enough to continue, so that no other member can stop this peer.
+        """
+        peers = self.ctx.status.peers
+        other_names = self.ctx.participants.other_names(t)
+        contacted = [peers[name] for name in other_names if name in peers]
+        mismatches = [peer.spec_mismatch for peer in contacted if peer.spec_mismatch]
+        if not mismatches or any(peer.was_seen for peer in contacted):
+            return
+        is_started_up = self.deadlines.is_started_up(asyncio.get_running_loop().time())
+        if len(mismatches) == len(other_names) or is_started_up:
+            raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
+
+    # sync
 
     async def sync(self, names: Sequence[str]) -> None:
         """Greet these peers, comparing federation specs, and fetch the records that we lack.
@@ -159,3 +230,20 @@ class MemberSync:
         """Continue without a peer after an unexpected error, for example about its address."""
         self.ctx.status.peers[name].mark_unreachable()
         self.ctx.peer_log.problem(name, "failed", f"{type(problem).__name__}: {problem}")
+
+
+def agreed_round(t: int, reported: Sequence[int]) -> int | None:
+    """Return the round that more than half of all members have reached, or t if it is not beyond.
+
+    `reported` has an entry for each member, -1 for those that have not reported any. A few members
+    may lie, and may be the only ones that answer. So members that have not answered count, too: the
+    result is None while it depends on them.
+    """
+    furthest_served = t + 1  # peers keep their models for two rounds
+    beyond = [claim for claim in reported if claim > furthest_served]
+    silent = [claim for claim in reported if claim < 0]
+    if 2 * len(beyond) > len(reported):
+        return sorted(reported, reverse=True)[len(reported) // 2]
+    if not beyond or 2 * (len(beyond) + len(silent)) <= len(reported):
+        return t
+    return None

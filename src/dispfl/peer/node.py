@@ -10,10 +10,11 @@ A round of Algorithm 1, seen from one peer:
     fetch the models of our neighbours    until all have responded or the deadline has passed
     take the step                         `peer_step`, as in the simulator
     save the result                       so that a crash costs one round at most
+
+A peer that receives no model waits (`peer/waiting.py`) instead of training on alone.
 """
 
 import asyncio
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -28,6 +29,7 @@ from dispfl.methods.base import Method, PeerState
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
+from dispfl.peer.waiting import Waiting
 from dispfl.robust.averages import Robust, protection_text
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import published_model
@@ -62,21 +64,27 @@ class Node:
     training: StepRunner
     store: Store
 
-    async def run(self, t: int, state: PeerState) -> PeerState:
+    def __post_init__(self) -> None:
+        self.waiting = Waiting(self.ctx, self.client)
+
+    async def run(self, t: int, state: PeerState, at_round: int | None = None) -> PeerState:
         """Run the rounds from t to the last, and return the last state.
 
-        A new peer joins a running federation at its current round.
+        A new peer joins a running federation at its current round. The members agree on it, unless
+        the operator says which one it is.
         """
         await self._start(t)
-        current = await self._federation_round(t)
-        t = self._join(current) if t == 0 else self._skip_to(t, current)
+        if at_round is None:
+            t = self._follow(t, await self._federation_round(t))
+        else:
+            t = self._obey(t, at_round)
 
         while t < self.ctx.rounds or await self._is_extended(t):
             t, state = await self._round(t, state)
 
         self.ctx.status.round = t
         await self._serve_stragglers()
-        self.ctx.status.state = "finished"
+        self.ctx.status.state = self.ctx.status.final_state
         return state
 
     # before the first round
@@ -96,45 +104,48 @@ class Node:
     async def _federation_round(self, t: int) -> int:
         """Return the federation's round if it is too far beyond t for our models to be used, else
         t."""
-        peers = self.ctx.status.peers
         members = self.client.members
-        greeted = members.members_to_greet(t)
         pause = MIN_BACKOFF
         while True:
-            await members.sync([name for name in greeted if not peers[name].was_seen])
-            self._stop_if_all_mismatch(t)
-            voters = [name for name in greeted if peers[name].spec_mismatch is None]
-            claims = [peers[name].round for name in voters if peers[name].was_seen]
-            agreed = agreed_round(t, claims, len(voters), is_final=self._is_started_up)
+            await members.ask_rounds(t)
+            members.stop_if_all_mismatch(t)
+            agreed = members.agreed_round(t)
+            if agreed is None and self._is_started_up:
+                agreed = t  # without an agreement we stay where we are
             if agreed is not None:
+                self.waiting.end(agreed)
                 return agreed
+            reason = members.disagreement(t)
+            if reason:
+                self.waiting.note(t, reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5 * MAX_BACKOFF)
 
-    def _stop_if_all_mismatch(self, t: int) -> None:
-        """Stop if all members have another spec, or, after the startup period, all reachable ones.
+    def _follow(self, t: int, federation_round: int) -> int:
+        """Return the round to continue with, by agreement; a new peer joins there."""
+        if t == 0:
+            return self._join(federation_round + 1 if federation_round else 0)
+        return self._skip_to(t, federation_round)
 
-        One matching peer is enough to continue, so that no other member can stop this peer.
-        """
-        peers = self.ctx.status.peers
-        other_names = self.ctx.participants.other_names(t)
-        contacted = [peers[name] for name in other_names if name in peers]
-        mismatches = [peer.spec_mismatch for peer in contacted if peer.spec_mismatch]
-        if not mismatches or any(peer.was_seen for peer in contacted):
-            return
-        if len(mismatches) == len(other_names) or self._is_started_up:
-            raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
+    def _obey(self, t: int, at_round: int) -> int:
+        """Return the round that the operator has named, which is not before t."""
+        last_round = self.ctx.rounds - 1
+        if not t <= at_round <= last_round:
+            raise RunError(
+                f"--round must be from {t}, the site's next round, to {last_round}, got"
+                f" {at_round}. `dispfl peer reopen` goes back to an earlier round."
+            )
+        return self._join(at_round) if t == 0 else self._skip_to(t, at_round)
 
     @property
     def _is_started_up(self) -> bool:
         return self.client.deadlines.is_started_up(asyncio.get_running_loop().time())
 
-    def _join(self, federation_round: int) -> int:
+    def _join(self, first_round: int) -> int:
         """Announce and return the first round of a new peer: 0, or the next one of a running
         federation."""
         ctx = self.ctx
         rounds = ctx.rounds
-        first_round = federation_round + 1 if federation_round else 0
         if first_round and first_round >= rounds:
             raise RunError(
                 f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too"
@@ -163,21 +174,27 @@ class Node:
         """Run a round, or skip it if the federation is further on; return the next round and the
         state."""
         clock = asyncio.get_running_loop().time
+        members = self.client.members
         state = self._begin_round(t, state)
         self._publish(t, state)
 
-        began = clock()
         responses = await self.client.fetch_models(t, state)
-        self._stop_if_all_mismatch(t)
+        members.stop_if_all_mismatch(t)
         if responses.is_stale:
-            current = self._skip_to(t, await self.client.members.current_round(t))
+            await members.ask_rounds(t)
+            current = members.agreed_round(t) or t
             if current > t:
-                return current, state
+                return self._follow(t, current), state
+
+        if responses.is_alone and not self.waiting.may_train_alone(responses):
+            current, responses = await self.waiting.wait(t, state)
+            if current > t:
+                return self._follow(t, current), state
 
         training_began = clock()
         step = await self._train(t, state, responses)
-        waited = (responses.arrived or began) - began
-        self.client.deadlines.record_round(waited, clock() - training_began)
+        self.client.deadlines.record_round(responses.waited, clock() - training_began)
+        self.waiting.note_round(responses)
 
         await self._save(t, step, responses)
         self._report(t, step, responses)
@@ -312,23 +329,6 @@ class Node:
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
-
-
-def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool) -> int | None:
-    """Return the federation's round by the claims of its members, or t if it is not far beyond.
-
-    A single member may send a false claim, and may be the first one that responds. So the result
-    is t where no claim is beyond t + 1, or where half of the members claim no more; it is the lower
-    median of the claims once more than half are beyond, or if it `is_final`; before that None.
-    """
-    furthest_served = t + 1  # peers keep their models for two rounds
-    beyond = [claim for claim in claims if claim > furthest_served]
-    if not beyond or 2 * (len(claims) - len(beyond)) >= members:
-        return t
-    if 2 * len(beyond) <= members and not is_final:
-        return None
-    current = statistics.median_low(claims)
-    return current if current > furthest_served else t
 
 
 def joining_state(

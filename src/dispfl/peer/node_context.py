@@ -226,6 +226,8 @@ class NodeContext:
     """The versions of the spec; by default one, for all rounds."""
     on_changed_settings: Callable[[RunContext], None] = lambda run: None
     """Called before the first round with changed settings."""
+    alone_rounds: int = 0
+    """Consecutive rounds that this peer may train without a received model."""
 
     def __post_init__(self) -> None:
         if self.versions is None:
@@ -236,6 +238,8 @@ class NodeContext:
         self.guard.max_bytes += MODELS_PER_BUDGET * BYTES_PER_VALUE * self.codec.layout.size
         self.members_with_newer_spec: set[str] = set()
         """Members to sync with first: they follow a version of the spec that we lack."""
+        self.contact = asyncio.Event()
+        """Set by every request of another peer."""
         self._offer: Offer | None = None
 
     async def compute(self, work: Callable[[], T]) -> T:

@@ -13,6 +13,7 @@ from dispfl.peer.membership.member_list import Fork, Member, State
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.setup.roster_settings import roster_settings
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.state.status import FINISHED, FINISHED_ALONE
 from dispfl.registry import REGISTRIES
 from dispfl.trust import check_modules, named_code, remember_site
 
@@ -112,12 +113,13 @@ class SiteStatus:
 
     @property
     def state(self) -> str:
-        """What the node does: `starting`, `fetching`, `training`, `serving`, `finished`,
-        `stopped`; `not started`, or `not running` after a crash."""
+        """What the node does: `starting`, `fetching`, `waiting` for the others, `training`,
+        `serving`, `finished`, `finished alone`, `stopped`; `not started`, or `not running` after a
+        crash."""
         if self.node is None:
             return "starting" if self.running else "not started"
         state = str(self.node.get("state", "state unknown"))
-        if not self.running and state not in ("finished", "stopped"):
+        if not self.running and state not in (FINISHED, FINISHED_ALONE, "stopped"):
             return "not running"  # it was killed before it could write another state
         return state
 
@@ -319,18 +321,36 @@ class Peer:
             return data.status()
         return replace(data.refresh().status(), changes=data.changes)
 
-    def run(self, *, alone: bool = False, log_json: bool = False) -> "Run":
+    def run(
+        self, *, alone: bool = False, at_round: int | None = None, log_json: bool = False
+    ) -> "Run":
         """Train with the accepted sites to the last round, or until the node is stopped.
 
-        A stopped node resumes. The log goes to stderr. A site without members only starts if it
-        may train `alone`. Returns the run so far.
+        A stopped node resumes, in the round that more than half of the members agree on, or
+        `at_round`. The log goes to stderr. A site without members only starts if it may train
+        `alone`. Returns the run so far.
         """
         from dispfl.peer.run_site import run_site
         from dispfl.runs.run import Run
 
         self.site.check_user()
-        run_site(self.site, log_json, alone=alone)
+        run_site(self.site, log_json, alone=alone, at_round=at_round)
         return Run.load(self.folder, trust=True)  # its code has just run
+
+    def reopen(self, rounds: int | None = None) -> int:
+        """Continue a run that has ended, or gone too far alone, after this many rounds.
+
+        By default after the last round with a received model. Nothing is lost: later metrics and
+        checkpoints are renamed. Returns the number of rounds.
+        """
+        from dispfl.peer.state.store import reopen
+
+        self.site.check_user()
+        rounds = reopen(self.site.run_folder, self.name, rounds)
+        status = self.site.status()
+        if status is not None:
+            self.site.write_status({**status, "state": "stopped", "round": rounds, "waiting": None})
+        return rounds
 
     def stop(self, timeout: float = 60.0) -> bool:
         """Stop the node, which may run in another process, and wait until it has ended.

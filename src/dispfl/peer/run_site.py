@@ -32,8 +32,9 @@ from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
-from dispfl.peer.state.status import ServiceManager
+from dispfl.peer.state.status import FINISHED, FINISHED_ALONE, NodeStatus, ServiceManager
 from dispfl.peer.state.store import (
+    Company,
     PeerStore,
     PrivateRounds,
     SavingThread,
@@ -45,17 +46,21 @@ from dispfl.peer.transport.http import Limits
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
+from dispfl.runs.directory import read_metrics
 
 T = TypeVar("T")
 STATUS_INTERVAL = 0.5
 """Seconds between two updates of the status file, and two checks for a request to stop."""
 
 
-def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
+def run_site(
+    site: Site, log_json: bool = False, *, alone: bool = True, at_round: int | None = None
+) -> None:
     """Run a site to the last round. SIGTERM, Ctrl-C and `Site.request_stop` stop it between two
     batches; it can be resumed.
 
-    Without `alone`, a site without accepted members does not start.
+    Without `alone`, a site without accepted members does not start. It continues `at_round`, if
+    the operator says so, instead of the round that the members agree on.
     """
     has_company = site.members.names() or rounds_of(site.run_folder)
     if not alone and not has_company:
@@ -68,7 +73,8 @@ def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
         config = site.config()
         setup = local_setup(site)
         service = ServiceManager.of_process()
-        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits, service))
+        deadlines = config.deadlines.start()
+        asyncio.run(run_node(site, setup, deadlines, log, config.limits, service, at_round))
 
 
 async def run_node(
@@ -78,6 +84,7 @@ async def run_node(
     log: EventLog,
     limits: Limits | None = None,
     service: ServiceManager | None = None,
+    at_round: int | None = None,
 ) -> PeerState:
     """Run a site's node to the last round, resuming from its last checkpoint."""
     stopper = _Stopper(site)
@@ -88,13 +95,13 @@ async def run_node(
     ):
         try:
             t, state = saving.store.last() or (0, setup.initial_state())
-            last_state = await node.run(t, state)
+            last_state = await node.run(t, state, at_round)
             await saving.wait_until_saved()
         except asyncio.CancelledError:
             log("stopped", {"round": node.ctx.status.round, "by": stopper.reasons})
             raise
         saving.store.finish(setup.run, last_state)
-        log("finished", {"score": node.ctx.status.score})
+        log(node.ctx.status.state, {"score": node.ctx.status.score})
         problem = isolation_problem(site.run_folder)
         if problem:
             raise RunError(f"{site.name}: {problem}")
@@ -167,7 +174,9 @@ async def open_node(
             guard=guard,
             listening=str(site.info.listen_address),
             versions=site_versions(site, setup),
+            alone_rounds=site.config().alone_rounds,
         )
+        _restore_status(ctx.status, site)
 
         status_writer = StatusWriter(site, ctx, network)
         stack.callback(status_writer.write_last)
@@ -196,6 +205,14 @@ async def open_node(
         await stack.enter_async_context(_in_background(tasks))
         client = Client(ctx, network.transport, deadlines, random.Random())
         yield Node(ctx, client, training, saving), saving
+
+
+def _restore_status(status: NodeStatus, site: Site) -> None:
+    """Show in how many of its earlier rounds the site was alone."""
+    company = Company.of_rounds(read_metrics(site.run_folder))
+    status.trained_rounds = company.trained_rounds
+    status.alone_rounds = company.alone_rounds
+    status.alone_in_a_row = company.alone_in_a_row
 
 
 def _announce(site: Site, setup: LocalSetup) -> None:
@@ -352,7 +369,7 @@ class StatusWriter:
     def write_last(self) -> None:
         """Write that the node has ended."""
         self._pool.shutdown()
-        if self._ctx.status.state != "finished":
+        if self._ctx.status.state not in (FINISHED, FINISHED_ALONE):
             self._ctx.status.state = "stopped"
         try:
             self._site.write_status(self._current())

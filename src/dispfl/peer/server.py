@@ -26,6 +26,7 @@ class Server:
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
         self.ctx.status.peers[sender].last_request = asyncio.get_running_loop().time()
+        self.ctx.contact.set()
         guard = self.ctx.guard
         guard.check(sender)
         guard.charge(sender, len(request.body), is_sync=request.kind == "sync")

@@ -140,7 +140,7 @@ class RunDirectory:
 
     def append(self, record: Metrics) -> None:
         """Append a line to the metrics."""
-        append_durably(self.path / "metrics.jsonl", _json_line(record))
+        append_durably(self.path / "metrics.jsonl", json_line(record))
 
     def truncate_metrics(self, rounds: int, *, gaps: bool = False) -> list[Metrics]:
         """Keep the lines of the first rounds only: those after the checkpoint are repeated.
@@ -153,7 +153,7 @@ class RunDirectory:
                 f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are"
                 " finished: lines were lost. Restore the file, or start the run again."
             )
-        write_atomically(self.path / "metrics.jsonl", b"".join(map(_json_line, records)))
+        write_atomically(self.path / "metrics.jsonl", b"".join(map(json_line, records)))
         return records
 
     def secret_key(self) -> bytes:
@@ -192,7 +192,8 @@ class RunDirectory:
         )
 
 
-def _json_line(record: Metrics) -> bytes:
+def json_line(record: Metrics) -> bytes:
+    """Return a line of the metrics."""
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 

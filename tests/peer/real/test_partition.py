@@ -129,3 +129,38 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
                 if t > alone[name]
             )
     assert set(peers.ended().values()) == {0}
+
+
+def test_a_site_whose_link_is_down_waits_and_joins_the_round_of_the_others_afterwards(
+    federation: Callable[..., Peers], cable: Cable
+) -> None:
+    rounds = 150
+    names = peer_names(4)
+    cut_off, others = names[3], names[:3]
+    side = {name: int(name == cut_off) for name in names}
+    where = {
+        name: f"{cable.addresses[side[name]]}:{4100 + place}" for place, name in enumerate(names)
+    }
+    peers = federation(
+        compose({}, [*TINY, "topology=full", "peers=4", f"rounds={rounds}", "train.epochs=15"]),
+        Deadlines(min=2.5, startup=120.0),
+        addresses={name: (address, address) for name, address in where.items()},
+        namespaces={name: cable.namespaces[side[name]] for name in names},
+    )
+    peers.start(*names)
+    peers.until(lambda: all(peers.newest(name) >= 2 for name in names))
+    cable.unplug()
+    peers.until(lambda: peers.status(cut_off)["state"] == "waiting")
+    last = peers.newest(cut_off)
+    peers.until(lambda: all(peers.newest(name) >= last + 10 for name in others))
+    assert peers.status(cut_off)["waiting"] == "no member answers"
+    assert peers.newest(cut_off) == last  # it has not trained on alone
+
+    cable.plug_in()
+    peers.until(lambda: peers.newest(cut_off) > last)
+    assert peers.rounds(cut_off)[peers.newest(cut_off)]["received"]
+    skipped = min(t for t in peers.rounds(cut_off) if t > last) - last
+    assert skipped > 5
+    peers.until(lambda: len(peers.ended()) == len(names))
+    assert set(peers.ended().values()) == {0}
+    assert all(peers.status(name)["state"] == "finished" for name in names)

@@ -11,27 +11,33 @@ from simulated_world import LIMIT, FakeTraining, World, reliable
 from dispfl.core.packed import PackedModel
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import RoundResponses
-from dispfl.peer.node import Node, agreed_round
+from dispfl.peer.member_sync import agreed_round
+from dispfl.peer.membership.spec_change import FIRST_VERSION
+from dispfl.peer.node import Node
+from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
 from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.privacy.steps import Privacy
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.virtual_time import run
 
 
-def test_one_false_claim_has_no_effect_while_most_members_have_not_been_heard() -> None:
-    def agreed(*claims: int, members: int, is_final: bool = False) -> int | None:
-        return agreed_round(0, claims, members, is_final=is_final)
+def test_a_round_is_agreed_on_by_more_than_half_of_all_members_not_of_those_that_answer() -> None:
+    def agreed(*claims: int, members: int, t: int = 0) -> int | None:
+        silent = [-1] * (members - len(claims))
+        return agreed_round(t, [*claims, *silent])
 
     assert agreed(members=4) == agreed(0, 1, 0, members=4) == 0
-    assert agreed(19, members=4) is None  # the first one that responds
+    assert agreed(19, members=4) is None  # the only one that answers
+    assert agreed(4999, members=2, t=33) is None
+    assert agreed(4999, 34, members=2, t=33) == 33
     assert agreed(19, 0, members=4) is None
     assert agreed(19, 0, 0, members=4) == 0
     assert agreed(19, 7, members=4) is None
-    assert agreed(19, 7, 8, members=4) == 8
+    assert agreed(19, 7, 8, members=4) == 7  # three of four have reached it
     assert agreed(19, 7, 8, 0, members=4) == 7
+    assert agreed(19, 18, 17, 0, 0, members=5) == 17
+    assert agreed(19, 18, 0, 0, 0, members=5) == 0
     assert agreed(7, members=1) == 7
-    assert agreed(19, members=4, is_final=True) == 19  # nobody else came
-    assert agreed(19, 0, members=4, is_final=True) == agreed(19, 1, members=4, is_final=True) == 0
 
 
 def test_a_skip_needs_more_than_half_of_the_requested_peers() -> None:
@@ -95,7 +101,9 @@ def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> N
     async def live(name: str) -> None:
         node = nodes[name] = world.node(name)
         if name == "001":
-            node.ctx.run = world.context.changed(privacy=Privacy(epsilon=4.0))
+            private = world.context.changed(privacy=Privacy(epsilon=4.0))
+            version = SpecVersion(FIRST_VERSION, private, node.ctx.spec)
+            node.ctx.versions = SpecVersions(version)
             node.training = Exhausted(world, world.rng)
         await node.run(0, world.start[name])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from messages import refused
 from small_disk import SmallDisk
 
 from dispfl.core.packed import PackedModel
@@ -17,7 +18,14 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.state.status import NodeStatus
-from dispfl.peer.state.store import PeerStore, SavingThread, isolation_problem, report_of, rounds_of
+from dispfl.peer.state.store import (
+    PeerStore,
+    SavingThread,
+    isolation_problem,
+    reopen,
+    report_of,
+    rounds_of,
+)
 from dispfl.round.context import StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.runs.directory import read_config
@@ -285,13 +293,52 @@ def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(
     )
 
 
-def test_rounds_in_which_all_neighbours_were_missed_are_reported(tmp_path: Path) -> None:
+def test_a_site_that_was_alone_in_most_of_its_rounds_says_so(tmp_path: Path) -> None:
     with a_store(tmp_path / "run") as store:
         store.save(0, a_step(), [], [])  # nobody to receive from
-        assert isolation_problem(tmp_path / "run") is None
         store.save(1, a_step(), [], ["carol"])
-        assert (isolation_problem(tmp_path / "run") or "").startswith(
-            "All 2 rounds were run without a model of any other site"
-        )
-        store.save(2, a_step(), ["bob"], ["carol"])
         assert isolation_problem(tmp_path / "run") is None
+        store.save(2, a_step(), [], ["carol"])
+        assert (isolation_problem(tmp_path / "run") or "").startswith(
+            "2 of 3 rounds were trained without a model of any other site"
+        )
+        store.save(3, a_step(), ["bob"], ["carol"])
+        assert isolation_problem(tmp_path / "run") is None
+
+
+def test_a_reopened_run_continues_after_its_last_received_model_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    with a_store(folder) as store:
+        for t in range(6):
+            store.save(t, a_step(), ["bob"] if t < 2 else [], ["carol"])
+    (folder / "summary.json").write_text("{}")
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+
+    assert reopen(folder, "alice") == 2
+    assert (folder / "metrics.jsonl").read_bytes().splitlines() == lines[:2]
+    assert (folder / "metrics.1.reopened.jsonl").read_bytes().splitlines() == lines[2:]
+    assert (folder / "summary.1.reopened.json").read_text() == "{}"
+    assert not (folder / "summary.json").exists()
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["round-000002", "round-000005.reopened", "round-000006.reopened"]
+    with a_store(folder) as store:
+        assert (store.last() or (0,))[0] == 2
+        store.save(2, a_step(), ["bob"], [])
+    assert sorted(rounds_of(folder)) == [0, 1, 2]
+
+    assert reopen(folder, "alice", 1) == 1  # where the operator says
+    assert sorted(rounds_of(folder)) == [0]
+    assert (folder / "metrics.2.reopened.jsonl").exists()
+    with refused(RunError):
+        reopen(folder, "alice", 2)  # it has only one
+    with refused(RunError):
+        reopen(folder, "alice", 0)
+
+
+def test_a_run_that_is_in_use_is_not_reopened(tmp_path: Path) -> None:
+    with a_store(tmp_path / "run") as store:
+        store.save(0, a_step(), ["bob"], [])
+        with refused(RunError):
+            reopen(tmp_path / "run", "alice")

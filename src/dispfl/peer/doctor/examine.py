@@ -31,7 +31,7 @@ from dispfl.peer.membership.identity import KEY, IdentityError
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import IDENTITY, MEMBERS, Site
-from dispfl.peer.state.store import PrivateRounds, difference_from_start
+from dispfl.peer.state.store import PrivateRounds, difference_from_start, isolation_problem
 from dispfl.robust.averages import FEWEST_PROTECTED, protection_text, withstood
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import exchange_row
@@ -123,6 +123,10 @@ def check_run(
     folder = site.run_folder
     if not (folder / "config.toml").exists():
         return ok("run", "not started yet")
+    if running and status.get("waiting"):
+        text = f"it waits in round {status.get('round')}: {status['waiting']}"
+        advice = "It continues by itself as soon as others answer: see the members below."
+        return failure("run", text, advice)
     try:
         difference = difference_from_start(folder, setup.spec, setup.settings)
         if difference:
@@ -145,6 +149,9 @@ def check_run(
         text = f"{status.get('unsaved_rounds')} rounds are only in memory: {reason}"
         advice = "Free some space, and do not stop the node: it saves them by itself."
         return failure("run", text, advice)
+    isolation = isolation_problem(folder)
+    if isolation and not running:
+        return failure("run", isolation, f"Run: dispfl peer reopen {quote(str(site.folder))}")
     text = f"{finished[-1]} of {setup.run.settings.rounds} rounds are saved"
     return ok("run", text if running else f"{text}, and can be read")
 

@@ -32,6 +32,9 @@ class SiteConfig(NamedSettings):
     """Dis-PFL that withstands a fifth of Byzantine peers, because nobody vouches for the members of
     a federation."""
     topology: SerializeAsAny[Topology] = Full()
+    alone_rounds: int = Field(default=0, ge=0)
+    """Consecutive rounds that the site may train without any of the models that it requested; then
+    it waits for the others."""
     limits: Limits = Limits()
     """Timeouts and limits of the site's network."""
     deadlines: DeadlineSettings = DeadlineSettings()

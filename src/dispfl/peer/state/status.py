@@ -11,6 +11,9 @@ from typing import Any
 
 from dispfl.wire.refusals import RefusalCounter
 
+FINISHED = "finished"
+FINISHED_ALONE = "finished alone"
+"""The last round is over, and most rounds were trained without a model of another site."""
 MAX_EPSILON = 1e6
 """The largest privacy budget of another peer that is shown: far beyond any that protects."""
 
@@ -83,6 +86,14 @@ class NodeStatus:
     spec_version: int = 1
     """The version of the spec that is in force in this round."""
     state: str = "starting"
+    waiting: str | None = None
+    """Why the node waits instead of training, if it does."""
+    trained_rounds: int = 0
+    """Rounds that the site has trained, without those that it skipped."""
+    alone_rounds: int = 0
+    """Those of them without any of the requested models."""
+    alone_in_a_row: int = 0
+    """Those since the last received model."""
     score: float | None = None
     epsilon: float | None = None
     """With privacy: what the site has spent."""
@@ -109,9 +120,17 @@ class NodeStatus:
         return {name for name, peer in self.peers.items() if peer.silent}
 
     @property
+    def final_state(self) -> str:
+        """The state after the last round."""
+        is_mostly_alone = 2 * self.alone_rounds > self.trained_rounds
+        return FINISHED_ALONE if is_mostly_alone else FINISHED
+
+    @property
     def line(self) -> str:
         """The status in a line."""
         text = f"Round {self.round} of {self.rounds}, {self.state}"
+        if self.waiting:
+            text += f": {self.waiting}"
         if self.save_problem:
             text += f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}"
         return text
@@ -123,6 +142,9 @@ class NodeStatus:
             "rounds": self.rounds,
             "spec_version": self.spec_version,
             "state": self.state,
+            "waiting": self.waiting,
+            "trained_rounds": self.trained_rounds,
+            "alone_rounds": self.alone_rounds,
             "score": self.score,
             "epsilon": self.epsilon,
             "protection": self.protection,

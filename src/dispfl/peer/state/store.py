@@ -5,9 +5,9 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from dispfl.privacy.steps import Privacy
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.round.round import PRIVATE_STEPS, Round
-from dispfl.runs.directory import RunDirectory, read_config, read_metrics
+from dispfl.runs.directory import RunDirectory, json_line, read_config, read_metrics
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
+
+REOPENED = "reopened"
+"""In the names of files that `reopen` keeps."""
 
 
 class PeerStore:
@@ -338,17 +341,93 @@ def rounds_of(folder: Path) -> dict[int, Metrics]:
     return {record["round"]: record for record in read_metrics(folder)}
 
 
+@dataclass(frozen=True)
+class Company:
+    """In how many of its rounds a site had company: received a model that it had requested."""
+
+    trained_rounds: int
+    alone_rounds: int
+    """Rounds without any of the requested models."""
+    alone_in_a_row: int
+    """The last of them, since the last received model."""
+
+    @classmethod
+    def of_rounds(cls, rounds: Iterable[Mapping[str, Any]]) -> "Company":
+        """Count the rounds of a peer's metrics, which are in order."""
+        trained_rounds = 0
+        alone_rounds = 0
+        alone_in_a_row = 0
+        for entry in rounds:
+            trained_rounds += 1
+            if entry["received"]:
+                alone_in_a_row = 0
+            elif entry["missed"]:
+                alone_rounds += 1
+                alone_in_a_row += 1
+        return cls(trained_rounds, alone_rounds, alone_in_a_row)
+
+    @property
+    def problem(self) -> str | None:
+        """A sentence if the site was alone in most of its rounds, else None."""
+        if 2 * self.alone_rounds <= self.trained_rounds:
+            return None
+        return (
+            f"{self.alone_rounds} of {self.trained_rounds} rounds were trained without a model of"
+            " any other site, so this is not the model of a federation. `dispfl peer status` shows"
+            " the others' addresses, rounds and refusals; `dispfl peer reopen` continues after the"
+            " last round with a received model."
+        )
+
+
 def isolation_problem(folder: Path) -> str | None:
-    """Return a sentence if a peer with neighbours never received a model, else None."""
-    rounds = rounds_of(folder).values()
-    has_received = any(entry["received"] for entry in rounds)
-    has_missed = any(entry["missed"] for entry in rounds)
-    if has_received or not has_missed:
-        return None
-    return (
-        f"All {len(rounds)} rounds were run without a model of any other site, so the model was"
-        " trained alone. `dispfl peer status` shows the others' addresses, rounds and refusals."
-    )
+    """Return a sentence if a peer was alone in most of its rounds, else None."""
+    return Company.of_rounds(read_metrics(folder)).problem
+
+
+def reopen(folder: Path, name: str, rounds: int | None = None) -> int:
+    """Continue a run after this many rounds, by default after the last received model.
+
+    Where that checkpoint is gone, the newest model continues there. Later checkpoints, metrics and
+    the summary are renamed. Returns the number of rounds.
+    """
+    with contextlib.closing(RunDirectory.open(folder)) as directory:
+        checkpoints = directory.checkpoints
+        finished = checkpoints.finished_rounds()
+        records = read_metrics(folder)
+        if rounds is None:
+            rounds = max((entry["round"] + 1 for entry in records if entry["received"]), default=0)
+        newest = finished[-1] if finished else 0
+        if not 0 < rounds <= newest:
+            raise RunError(
+                f"{name} can be reopened after 1 to {newest} rounds, got {rounds}. To start again"
+                f" with round 0, rename {folder}."
+            )
+
+        later = [entry for entry in records if entry["round"] >= rounds]
+        _set_aside(folder, "metrics", "jsonl", b"".join(map(json_line, later)))
+        if (folder / "summary.json").exists():
+            _set_aside(folder, "summary", "json", (folder / "summary.json").read_bytes())
+            (folder / "summary.json").unlink()
+
+        # There is a complete checkpoint at any moment.
+        for checkpoint in finished[:-1]:
+            if checkpoint > rounds:
+                checkpoints.rename(checkpoint, REOPENED)
+        if rounds not in finished:
+            checkpoints.add(rounds - 1, name, checkpoints.load(newest)[name])
+            checkpoints.complete(rounds - 1)
+        if newest > rounds:
+            checkpoints.rename(newest, REOPENED)
+        directory.truncate_metrics(rounds, gaps=True)
+    return rounds
+
+
+def _set_aside(folder: Path, stem: str, suffix: str, content: bytes) -> None:
+    """Write a file with a new name, such as metrics.2.reopened.jsonl."""
+    number = 1
+    while (file := folder / f"{stem}.{number}.{REOPENED}.{suffix}").exists():
+        number += 1
+    write_atomically(file, content)
 
 
 def report_of(entry: Mapping[str, Any]) -> tuple[Report, tuple[MessageCost, ...]]:
