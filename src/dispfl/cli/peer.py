@@ -501,3 +501,65 @@ def stop(
         typer.echo(f"Stopped {peer.name}. Resume with: dispfl peer run {quote(str(directory))}")
     else:
         typer.echo(f"{peer.name} does not run.")
+
+
+@app.command()
+def backup(
+    directory: Directory,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file for the backup.")],
+) -> None:
+    """Write everything that the site needs to continue elsewhere as one file.
+
+    Settings, key, members, changes of the spec, audit log, and of its run the
+    newest checkpoint, the metrics, what is kept about the data and the spent
+    privacy budget. The data are not in it. The node may run meanwhile.
+
+    Example: dispfl peer backup alice alice-2026-11-18.backup
+    """
+    from dispfl.peer.peer import Peer
+
+    written = Peer.open(directory).backup(file)
+    size = file.stat().st_size / 1e6
+    typer.echo(
+        f"Wrote {file} ({size:.1f} MB): {written.site} of {written.federation} after"
+        f" {written.rounds} rounds."
+    )
+    typer.echo("It has the site's key and model: protect it like the key. The data are not in it.")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's new folder.")],
+    newest: Annotated[
+        bool,
+        typer.Option("--newest", help="The site has not run since: its privacy budget counts."),
+    ] = False,
+) -> None:
+    """Create a site's folder from a backup. Never run the old folder again.
+
+    The node continues in the round of the others. Members that were revoked
+    after the backup are members again, and a key that was rotated since is
+    refused: look at `dispfl peer status` before the start.
+
+    Example: dispfl peer restore alice-2026-11-18.backup site
+    """
+    from dispfl.peer.backup import restore_backup
+
+    restored = restore_backup(file, directory, newest=newest)
+    typer.echo(
+        f"Restored {restored.site} of {restored.federation} as it was at {restored.time}, after"
+        f" {restored.rounds} rounds."
+    )
+    if restored.is_private and not newest:
+        typer.echo(
+            "Its privacy budget is not restored, because it may have spent more since: it does not"
+            f" train until its newest privacy.json is in {directory / 'run'}. If it has not run"
+            " since the backup, restore it with --newest."
+        )
+    folder = quote(str(directory))
+    typer.echo(
+        "Make sure that the old folder is never run again, that the data are where site.toml says,"
+        f" and that nobody was revoked since:\n    dispfl peer status {folder}\n    dispfl peer"
+        f" run {folder}"
+    )

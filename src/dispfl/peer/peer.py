@@ -19,6 +19,7 @@ from dispfl.trust import check_modules, named_code, remember_site
 
 if TYPE_CHECKING:
     from dispfl.export.formats import SavedModel
+    from dispfl.peer.backup import Backup
     from dispfl.peer.setup.site_data import DataStatus
     from dispfl.runs.run import Run
 
@@ -281,6 +282,30 @@ class Peer:
     def revoke(self, name: str) -> MemberStatus:
         """Refuse a member from now on, also on open connections."""
         return MemberStatus.of(self.site.members.revoke(name))
+
+    # backups
+
+    def backup(self, file: str | Path) -> "Backup":
+        """Write everything that the site needs to continue elsewhere as one file.
+
+        It holds the key and the model: protect it like the key. The data are not in it. The node
+        may run meanwhile.
+        """
+        from dispfl.peer.backup import write_backup
+
+        return write_backup(self.site, Path(file))
+
+    @classmethod
+    def restore(cls, file: str | Path, folder: str | Path, *, newest: bool = False) -> "Peer":
+        """Create a site's folder from a backup; open it.
+
+        What a private site has spent is only restored from the `newest` state, if the site has not
+        run since; otherwise it does not train until its newest `run/privacy.json` is in place.
+        """
+        from dispfl.peer.backup import restore_backup
+
+        restore_backup(Path(file), Path(folder), newest=newest)
+        return cls.open(folder)
 
     # the node
 

@@ -41,7 +41,8 @@ density = 0.5
 [train]
 epochs = 1
 """
-TABLE = "age,pressure,diagnosis\n" + "45,125,well\n60,145,ill\n" * 10
+PATIENTS = [f"{45 + k},125,well\n{60 + k},145,ill\n" for k in range(20)]
+TABLE = "age,pressure,diagnosis\n" + "".join(PATIENTS)
 
 
 @dataclass

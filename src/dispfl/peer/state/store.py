@@ -219,6 +219,12 @@ class PrivateRounds:
         """The rounds, and their steps."""
         try:
             content = json.loads(self.file.read_text())
+            if "restored_from" in content:
+                raise RunError(
+                    f"The site was restored from a backup of {content['restored_from']}, and what"
+                    f" it has spent since is not known. Put its newest privacy.json in place of"
+                    f" {self.file}. If it has not run since, restore it again with --newest."
+                )
             taken = tuple(StepsTaken(**entry) for entry in content["taken"])
             return PrivateHistory(int(content["rounds_begun"]), taken)
         except FileNotFoundError:
