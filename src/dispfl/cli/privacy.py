@@ -26,9 +26,7 @@ def privacy(
     """Print how much noise a privacy budget needs, and how many rounds it lasts, without training.
 
     The guarantee covers each sample of a peer, against everybody else, in
-    all that the peer ever publishes. Epsilon is given twice: by Rényi
-    differential privacy, which runs use, and by privacy loss
-    distributions, which are tighter and take some seconds.
+    all that the peer ever publishes.
 
     Example: dispfl privacy --epsilon 4 --delta 1e-5 rounds=50 train.batch_size=16
     """
@@ -68,14 +66,12 @@ class BudgetCost:
     """The rounds that the budget lasts."""
     epsilon_first_round: float
     epsilon: float
-    """What these rounds spend, by Rényi differential privacy."""
-    epsilon_tight: float
-    """The same, by privacy loss distributions."""
+    """What these rounds spend."""
 
 
 def budget_cost(experiment: "Experiment") -> BudgetCost:
     """Return the noise that an experiment's budget needs, and the rounds that it lasts."""
-    from dispfl.privacy.accountant import make_plan, tight_epsilon
+    from dispfl.privacy.accountant import make_plan
 
     settings = experiment.privacy
     samples = _samples(experiment)
@@ -104,7 +100,6 @@ def budget_cost(experiment: "Experiment") -> BudgetCost:
         rounds=rounds,
         epsilon_first_round=plan.spent(steps),
         epsilon=plan.spent(all_steps),
-        epsilon_tight=tight_epsilon(plan.rate, plan.noise_multiplier, all_steps, settings.delta),
     )
 
 
@@ -147,10 +142,7 @@ def _print_cost(experiment: "Experiment", cost: BudgetCost) -> None:
         ),
         "lasts for": lasts_for,
         "epsilon, first round": f"{cost.epsilon_first_round:.4g}",
-        f"epsilon, {cost.rounds} rounds": (
-            f"{cost.epsilon:.4g}   (delta {cost.delta:g}; Rényi, which runs count)"
-        ),
-        "the same, tighter": f"{cost.epsilon_tight:.4g}   (privacy loss distributions)",
+        f"epsilon, {cost.rounds} rounds": f"{cost.epsilon:.4g}   (delta {cost.delta:g})",
     }
     width = max(map(len, lines))
     for label, value in lines.items():

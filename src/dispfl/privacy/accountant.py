@@ -1,23 +1,37 @@
 """What private training spends: the epsilon of Poisson-sampled Gaussian steps.
 
-The accountants are those of `dp-accounting`. Two data sets are neighbours if one has one sample
-more. Every step of a peer is one Gaussian mechanism on a Poisson sample of its data; steps compose,
-whatever the model and the mask were before each of them, because these depend on the data through
-earlier steps only. `spent_epsilon` uses Rényi differential privacy (Mironov et al., 2019) of whole
-orders, which is quick; `tight_epsilon` computes privacy loss distributions, which is slower and
-tighter.
+The accountants are those of `dp-accounting`. Two data sets are neighbours if they have equally many
+samples and one sample of one of them is blank in the other: its gradients are zero (zero-out
+adjacency, whose loss is that of a sample more or less at the same sampling rate). Every step of a
+peer is one Gaussian mechanism on a Poisson sample of its data; steps compose, whatever the model
+and the mask were before each of them, because these depend on the data through earlier steps only.
+
+Two upper bounds are computed, and the smaller one counts: by Rényi differential privacy (Mironov et
+al., 2019) of whole orders, and by privacy loss distributions (Koskela et al., 2020; Doroshenko et
+al., 2022), discretized so that they never lose less than the mechanism.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from dp_accounting import PrivacyAccountant
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+LOSS_INTERVAL = 1e-3
+"""The distance of two losses of a discretized distribution, up to 1,000 steps: a finer one lowers
+epsilon by less than a hundredth, and takes longer."""
+LARGEST_LOSS = 50.0
+"""No distribution is computed for a larger epsilon, which promises nothing: it would be long."""
+MOST_STEPS = 100_000
+"""Nor for more steps, which takes seconds."""
+SMALLEST_DELTA = 1e-10
+"""Nor for a smaller delta, which rounding in the Fourier transform could hide."""
 LARGEST_NOISE = 1e4
 TOLERANCE = 1e-3
 """Relative precision of the solved noise; it is rounded up."""
@@ -131,48 +145,65 @@ def make_plan(
 def spent_epsilon(
     rate: float, noise: float, steps: int, delta: float, earlier: tuple[StepsTaken, ...] = ()
 ) -> float:
-    """Return the epsilon of steps with this sampling rate and noise, and of earlier steps.
+    """Return the epsilon of steps with this sampling rate and noise, and of earlier steps."""
+    all_steps = (*earlier, StepsTaken(rate, noise, steps))
+    epsilon = renyi_epsilon(all_steps, delta)
+    number = sum(taken.steps for taken in all_steps)
+    if not number or epsilon > LARGEST_LOSS or number > MOST_STEPS or delta < SMALLEST_DELTA:
+        return epsilon
+    # The error of a distribution grows with the steps and with the square of its interval.
+    interval = LOSS_INTERVAL / sqrt(max(1.0, number / 1000))
+    return min(epsilon, loss_epsilon(all_steps, delta, interval))
 
-    By Rényi differential privacy: divergences of the same order add up, whatever the rate and the
-    noise of a step.
+
+@lru_cache(maxsize=4096)
+def renyi_epsilon(all_steps: tuple[StepsTaken, ...], delta: float) -> float:
+    """Return the epsilon of steps by Rényi differential privacy.
+
+    Divergences of the same order add up, whatever the rate and the noise of a step.
     """
     from dp_accounting.rdp import RdpAccountant  # slow to import
 
-    accountant = RdpAccountant(ORDERS)
-    all_steps = [*earlier, StepsTaken(rate, noise, steps)]
-    if not any(taken.steps for taken in all_steps):
-        return 0.0
-    for taken in all_steps:
-        if taken.steps:
-            accountant.compose(_event(taken.rate, taken.noise_multiplier, taken.steps))
-    return float(accountant.get_epsilon(delta))
+    return _composed(RdpAccountant(ORDERS), all_steps, delta)
 
 
-def tight_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
-    """Return the epsilon of steps by privacy loss distributions.
+def loss_epsilon(
+    all_steps: tuple[StepsTaken, ...], delta: float, interval: float = LOSS_INTERVAL
+) -> float:
+    """Return the epsilon of steps by the distribution of their privacy loss, discretized upwards.
 
-    An upper bound as well, and smaller; it takes seconds.
+    The distribution of several steps is the convolution of theirs.
     """
     from dp_accounting.pld import PLDAccountant
 
-    if not steps:
-        return 0.0
-    accountant = PLDAccountant().compose(_event(rate, noise, steps))
-    return float(accountant.get_epsilon(delta))
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    return _composed(accountant, all_steps, delta)
 
 
-def _event(rate: float, noise: float, steps: int) -> "DpEvent":
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+def _composed(
+    accountant: "PrivacyAccountant", all_steps: tuple[StepsTaken, ...], delta: float
+) -> float:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-    return SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    number = 0
+    for taken in all_steps:
+        if taken.steps:
+            step = PoissonSampledDpEvent(taken.rate, GaussianDpEvent(taken.noise_multiplier))
+            accountant.compose(step, taken.steps)
+            number += taken.steps
+    return float(accountant.get_epsilon(delta)) if number else 0.0
 
 
 @lru_cache(maxsize=256)
 def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier, rounded up, that keeps the steps within epsilon."""
+
+    def renyi_fits(noise: float) -> bool:
+        return renyi_epsilon((StepsTaken(rate, noise, steps),), delta) <= epsilon
+
     low = 0.0
     high = 1.0
-    while spent_epsilon(rate, high, steps, delta) > epsilon:
+    while not renyi_fits(high):
         low = high
         high *= 2
         if high > LARGEST_NOISE:
@@ -181,12 +212,19 @@ def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
                 " noise. Use more.",
                 key="privacy.epsilon",
             )
+    high = _least(renyi_fits, low, high)
+    # The tighter bound, which takes longer, needs no less than half of that noise.
+    return _least(lambda noise: spent_epsilon(rate, noise, steps, delta) <= epsilon, high / 2, high)
+
+
+def _least(fits: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the least number between the two that fits, rounded up; the high one does."""
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2
-        if spent_epsilon(rate, middle, steps, delta) > epsilon:
-            low = middle
-        else:
+        if fits(middle):
             high = middle
+        else:
+            low = middle
     return high
 
 
@@ -195,13 +233,27 @@ def steps_within(
     rate: float, noise: float, epsilon: float, delta: float, earlier: tuple[StepsTaken, ...] = ()
 ) -> int:
     """Return how many steps stay within epsilon, after the earlier ones."""
-    high = 1
-    while spent_epsilon(rate, noise, high, delta, earlier) <= epsilon and high < 1 << 30:
-        high *= 2
-    low = high // 2
+
+    def renyi_fits(steps: int) -> bool:
+        return renyi_epsilon((*earlier, StepsTaken(rate, noise, steps)), delta) <= epsilon
+
+    def fits(steps: int) -> bool:
+        return spent_epsilon(rate, noise, steps, delta, earlier) <= epsilon
+
+    # The tighter bound, which takes longer, allows at least as many.
+    return _most(fits, _most(renyi_fits, 0))
+
+
+def _most(fits: Callable[[int], bool], low: int) -> int:
+    """Return the largest number that fits, at least the low one."""
+    distance = 1
+    while distance < 1 << 30 and fits(low + distance):
+        distance *= 2
+    high = low + distance
+    low += distance // 2
     while high - low > 1:
         middle = (low + high) // 2
-        if spent_epsilon(rate, noise, middle, delta, earlier) <= epsilon:
+        if fits(middle):
             low = middle
         else:
             high = middle
