@@ -6,8 +6,8 @@ members.json    accepted and revoked members, and the roster
 spec.json       signed changes of the settings that all sites share
 NAME.invite     the invite that others need to accept it
 audit.jsonl     accepted, confirmed and revoked members, changed keys and addresses
-run/            written by the node: a run directory (checkpoints, metrics.jsonl) and
-                status.json
+run/            written by the node: a run directory (checkpoints, metrics.jsonl), the data
+                contract (data.safetensors) and status.json
 """
 
 import fcntl

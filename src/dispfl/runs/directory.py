@@ -1,7 +1,7 @@
 """The run directory: everything about one run, in files that other tools can read.
 
 config.toml         complete; `dispfl run config.toml` repeats the run
-split.safetensors   which samples each peer has
+split.safetensors   which samples each peer has, and the format of the models' inputs
 metrics.jsonl       one line per round
 checkpoints/        see checkpoint.py
 .secret-key         with privacy, until the end: never share it

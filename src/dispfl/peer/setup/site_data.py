@@ -190,7 +190,7 @@ class SiteData:
         if self.saved is None:
             self.present.save(self.site.run_folder)
         elif self.changes and not self.reloads:
-            waiting = f"new rows are not used before `{self.refresh_command}`"
+            waiting = f"new rows are not used before {self.refresh_command}"
             log("data changed", {"rows": str(self.changes), "detail": waiting})
 
     def refresh(self) -> "SiteData":
