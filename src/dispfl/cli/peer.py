@@ -81,6 +81,10 @@ def init(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A config file with settings.")
     ] = None,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="An earlier site, whose model is the first of this one."),
+    ] = None,
     allow_module: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,6 +127,7 @@ def init(
         config=config,
         overrides=overrides,
         allow_modules=allow_module or [],
+        warm_start=warm_start,
     )
     info = peer.site.info
     typer.echo(f"Created the site {peer.name} of the federation {info.federation} in {directory}.")

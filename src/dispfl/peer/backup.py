@@ -35,7 +35,7 @@ from dispfl.files import (
 )
 from dispfl.peer.membership.audit_log import AUDIT
 from dispfl.peer.membership.identity import CERTIFICATE, KEY
-from dispfl.peer.site import IDENTITY, MEMBERS, SPEC_CHANGES, STATUS, Site
+from dispfl.peer.site import IDENTITY, MEMBERS, SPEC_CHANGES, STATUS, WARM_START, Site
 
 MANIFEST = "backup.json"
 PRIVACY = "run/privacy.json"
@@ -78,6 +78,8 @@ def is_backed_up(name: str) -> bool:
             return file != STATUS
         case (folder, *rest) if folder == RUN:
             return rest[0] == CHECKPOINTS and len(rest) == 3
+        case (folder, *rest) if folder == WARM_START:
+            return len(rest) <= 2
     return path.suffix == ".py"  # the operator's own modules
 
 

@@ -19,6 +19,7 @@ from dispfl.trust import check_modules, named_code, remember_site
 
 if TYPE_CHECKING:
     from dispfl.export.formats import SavedModel
+    from dispfl.methods.base import PeerState
     from dispfl.peer.backup import Backup
     from dispfl.peer.setup.site_data import DataStatus
     from dispfl.runs.run import Run
@@ -175,6 +176,7 @@ class Peer:
         config: Mapping[str, Any] | str | Path | None = None,
         overrides: Iterable[str] = (),
         allow_modules: Iterable[str] = (),
+        warm_start: str | Path | None = None,
     ) -> "Peer":
         """Create a site with a new key, as `dispfl peer init`.
 
@@ -182,7 +184,8 @@ class Peer:
         precedence over it. Instead of `federation` and `config`, the file of a `roster` and the
         `fingerprint` that its administrators have told you. Code that the settings name is imported
         from the site's folder and from `allow_modules`; a module that an override names is allowed
-        too. Writes the site's invite as a file.
+        too. `warm_start` is an earlier site, whose newest model is this one's first. Writes the
+        site's invite as a file.
         """
         accepted_roster = None
         if roster is not None:
@@ -209,10 +212,17 @@ class Peer:
             allow_modules=tuple(dict.fromkeys(modules)),
         )
         settings = site_settings(config, overrides, info.allow_modules, Path(folder))
+        first_model = None
+        if warm_start is not None:
+            first_model = _warm_start(Path(warm_start), settings)
         site = Site.create(Path(folder), info, settings)
         remember_site(site.folder)
         if accepted_roster is not None:
             site.members.accept_roster(accepted_roster, fingerprint)
+        if first_model is not None:
+            from dispfl.peer.setup.warm_start import write_warm_start
+
+            write_warm_start(site, *first_model)
         site.write_invite()
         return cls(site)
 
@@ -417,6 +427,15 @@ def _named_modules(overrides: Iterable[str]) -> list[str]:
     from dispfl.config import parse_overrides
 
     return [name.partition(":")[0] for _, name in named_code(parse_overrides(overrides))]
+
+
+def _warm_start(old: Path, settings: Mapping[str, Any]) -> "tuple[PeerState, dict[str, str]]":
+    """The model of an earlier site; refuse one for a site that trains privately."""
+    from dispfl.peer.setup.warm_start import check_private_start, read_model
+    from dispfl.privacy.steps import Privacy
+
+    check_private_start(is_private=Privacy(**settings.get("privacy", {})).enabled)
+    return read_model(old)
 
 
 def site_settings(

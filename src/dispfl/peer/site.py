@@ -54,6 +54,8 @@ IDENTITY = "identity"
 MEMBERS = "members.json"
 SPEC_CHANGES = "spec.json"
 STATUS = "status.json"
+WARM_START = "warm-start"
+"""The folder of the first model of a site that begins with an earlier one's."""
 STOP = ".stop"
 """An empty file in the run folder: a request to its node to stop."""
 STATUS_SPARE = 1024

@@ -13,6 +13,7 @@ from dispfl.data.labelled import LabelledDataset
 from dispfl.methods.base import PeerState
 from dispfl.peer.setup.site_data import SiteData
 from dispfl.peer.setup.spec import DataSchema, FederationSpec, federation_spec
+from dispfl.peer.setup.warm_start import warm_state
 from dispfl.peer.site import Site
 from dispfl.robust.averages import check_byzantine
 from dispfl.round.context import RunContext, RunData
@@ -41,6 +42,8 @@ class LocalSetup:
     """The settings as TOML, for the run directory."""
     data: SiteData | None = None
     """The site's data and their contract; None for a site of `dispfl up`."""
+    warm_state: PeerState | None = None
+    """The first state of a site that was created with `--warm-start`."""
 
     @classmethod
     def of(
@@ -96,6 +99,8 @@ class LocalSetup:
 
     def initial_state(self) -> PeerState:
         """The state before the first round (Algorithm 1, line 2)."""
+        if self.warm_state is not None:
+            return self.warm_state
         weights = self.run.peer_weights(self.name)
         state = self.run.method.start(
             weights, self.layout, self.density, seed=self.run.settings.seed, peer=self.name
@@ -119,7 +124,8 @@ def local_setup(site: Site) -> LocalSetup:
         config.least_density,
         data_schema(data.dataset),
     )
-    return replace(setup, threads=config.threads, settings=config.to_toml(), data=data)
+    setup = replace(setup, threads=config.threads, settings=config.to_toml(), data=data)
+    return replace(setup, warm_state=warm_state(site, setup))
 
 
 def data_schema(data: LabelledDataset) -> DataSchema:
