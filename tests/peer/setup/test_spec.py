@@ -18,7 +18,7 @@ def setup_of(
     """The setup of a site with this CSV file."""
     values = {
         "model": {"name": "mlp"},
-        "data": {"path": "table.csv", "label": "y", **data},
+        "data": {"path": "table.csv", "test_path": "table.csv", "label": "y", **data},
         "method": method or {},
     }
     config = SiteConfig.from_values(values).to_toml()
