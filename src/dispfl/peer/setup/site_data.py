@@ -160,28 +160,35 @@ class SiteData:
     def status(self) -> DataStatus:
         """Describe the data."""
         settings = self.config.data
-        own_data = self.peer_data()
-        contract = self.contract
-        inputs = contract.inputs if contract else InputFormat.of(self.dataset)
-        normalization = inputs.normalization
         source = settings.name
         if isinstance(settings, CustomData):
             source = data_source(settings, self.site.folder)
-        return DataStatus(
+        own_data = self.peer_data()
+        inputs = InputFormat.of(self.dataset)
+        status = DataStatus(
             source=source,
             kind=inputs.kind,
             training=len(own_data.train),
-            validation=len(own_data.validation) if own_data.validation else 0,
+            validation=len(own_data.validation or ()),
             test=len(own_data.test),
-            digest=contract.digest if contract else None,
+            digest=None,
             classes=list(inputs.classes),
             columns=list(inputs.columns),
-            mean=list(normalization.mean) if normalization else None,
-            std=list(normalization.std) if normalization else None,
-            contract=self.saved.made if self.saved else None,
+            mean=None,
+            std=None,
+            contract=None,
             changes=self.changes,
-            left_out=contract.left_out if contract else 0,
+            left_out=0,
         )
+        if inputs.normalization is not None:
+            mean, std = inputs.normalization
+            status = replace(status, mean=list(mean), std=list(std))
+        if self.contract is not None:
+            contract = self.contract
+            status = replace(status, digest=contract.digest, left_out=contract.left_out)
+        if self.saved is not None:
+            status = replace(status, contract=self.saved.made)
+        return status
 
     def begin(self, log: EventLog) -> None:
         """Make the contract at the first start; later, log which rows are not used."""
