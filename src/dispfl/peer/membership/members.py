@@ -187,11 +187,11 @@ class MembersFile:
     ) -> list[Member]:
         """Accept several sites, all or none; those with a fingerprint that the operator was told
         are confirmed in any case."""
-        told = {match_fingerprint(typed, invites) for typed in told_fingerprints}
+        compared = {match_fingerprint(typed, invites) for typed in told_fingerprints}
 
         def accepted(member_list: MemberList) -> MemberList:
             for invite in invites:
-                is_confirmed = confirmed or invite.fingerprint in told
+                is_confirmed = confirmed or invite.fingerprint in compared
                 member_list = member_list.with_invite(invite, confirmed=is_confirmed)
             return member_list
 
