@@ -10,6 +10,7 @@ from typing import Any
 
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment, RunSettings
+from dispfl.files import read_regular
 from dispfl.registry import CUSTOM_KEYS, REGISTRIES, as_table, settings_classes
 from dispfl.settings import OTHER_WORDS, Settings, did_you_mean
 
@@ -31,13 +32,13 @@ KEYS_ELSEWHERE = {
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a config file as nested dicts."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_regular(path).decode())
     except FileNotFoundError:
         hint = "" if path.suffix == ".toml" else f" To set {path}, write {path}=VALUE."
         raise ConfigError(f"The config file {path} does not exist.{hint}") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"The config file {path} cannot be read: {problem}.") from None
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
         raise ConfigError(f"The config file {path} is not valid TOML: {problem}.") from None
 
 

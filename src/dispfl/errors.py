@@ -130,3 +130,35 @@ def _called_function(problem: Exception) -> str | None:
 def _is_python_itself(file: str) -> bool:
     """Whether a file is of the standard library, such as the threads that we use."""
     return file.startswith(_PYTHON) and "-packages" not in file
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn what a damaged file in a folder causes into one sentence.
+
+    Readers check what they use, and name it. What no check has foreseen is still no traceback: the
+    folder may come from somebody else.
+    """
+    try:
+        yield
+    except DispflError:
+        raise
+    except _OF_DAMAGED_FILES as problem:
+        reason = str(problem).strip().partition("\n")[0][:200]
+        raise RunError(
+            f"{folder} is damaged, or another version of dispfl wrote it"
+            f" ({type(problem).__name__}: {reason}). Restore it from a copy."
+        ) from problem
+
+
+_OF_DAMAGED_FILES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)

@@ -35,7 +35,7 @@ from dispfl.registry import FUNCTIONS, REGISTRIES, choose
 from dispfl.robust.attacks import Attack, AttackName
 from dispfl.robust.averages import check_byzantine, check_protects
 from dispfl.settings import Settings
-from dispfl.topology import RandomRegular, Topology
+from dispfl.topology import MAX_PEERS, RandomRegular, Topology
 from dispfl.user_functions import import_reference
 from dispfl.wire.codec import Wire
 
@@ -155,7 +155,7 @@ class RunSettings(Settings):
 class Simulation(RunSettings):
     """The settings of a simulated run, with any data and model; the keywords of `Federation`."""
 
-    peers: int = Field(default=16, ge=1)
+    peers: int = Field(default=16, ge=1, le=MAX_PEERS)
     """Participants of the federation."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
@@ -168,7 +168,7 @@ class Simulation(RunSettings):
     """
     engine: EngineName = "inprocess"
     """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
-    unseen_peers: int = Field(default=0, ge=0)
+    unseen_peers: int = Field(default=0, ge=0, le=MAX_PEERS)
     """Peers that do not take part, and join after the last round: `summary.json` has the scores of
     their models."""
     unseen_steps: int = Field(default=20, ge=1)

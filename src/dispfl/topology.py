@@ -251,7 +251,13 @@ def _circle(seed: int, t: int, roster: tuple[str, ...], degree: int) -> tuple[li
     return circle, offsets[:degree]
 
 
+MAX_PEERS = 1_000_000
+"""More than anyone simulates: a damaged config must not fill the memory with names."""
+
+
 def peer_names(count: int) -> list[str]:
     """Return the names of simulated peers: `000`, `001`, ..., in the roster's order."""
+    if count > MAX_PEERS:
+        raise ConfigError(f"peers must be at most {MAX_PEERS:,}, got {count:,}.", key="peers")
     width = max(3, len(str(count - 1)))
     return [f"{k:0{width}d}" for k in range(count)]

@@ -22,6 +22,7 @@ from tables import small_table
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
+from dispfl.core.memory import memory_limits
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor import examine as checks
 from dispfl.peer.doctor.examine import (
@@ -31,7 +32,6 @@ from dispfl.peer.doctor.examine import (
     check_training,
     disk_finding,
     examine,
-    memory_limits,
 )
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
 from dispfl.peer.doctor.network import (
@@ -426,8 +426,8 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
     gigabytes = {"needed": 1.0, "total": 8.0, "available": 4.0}
     monkeypatch.setattr(
         checks,
-        "memory_limits",
-        lambda *_: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9),
+        "memory",
+        lambda: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9),
     )
 
     def found(seconds: float = 1.0, running: bool = False, **changes: float) -> dict[str, Level]:

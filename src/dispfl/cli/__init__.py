@@ -25,6 +25,7 @@ from dispfl.cli import (
 )
 from dispfl.errors import DispflError
 from dispfl.extras import require_posix
+from dispfl.terminal import printable
 
 app = typer.Typer(
     name="dispfl",
@@ -83,7 +84,7 @@ def main() -> None:
         require_posix()
         app()
     except DispflError as problem:
-        print(f"dispfl: {problem}", file=sys.stderr)
+        print(f"dispfl: {printable(str(problem))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ from dispfl.cli.grid import (
     split_commas,
 )
 from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
     from dispfl.methods.base import Method
@@ -73,7 +73,6 @@ def attack(
 
     Example: dispfl attack --rules none,clip --attacks sign-flip,alie peers=20 topology.degree=10
     """
-    from rich.console import Console
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
@@ -84,7 +83,7 @@ def attack(
     overrides = [*(arguments or []), *data_dir_override(data_dir)]
     content = read_toml(config) if config else {}
     shares = _parse_shares(byzantine)
-    console = Console()
+    console = SafeConsole()
     with output_folder(out, Path("runs") / "attack") as folder:
         cells = attack_grid(
             overrides, content, split_commas(rules), split_commas(attacks), shares, seeds, folder

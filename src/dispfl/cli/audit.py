@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dispfl.cli.run import TrustOption
-from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.errors import ConfigError, reading
+from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,6 @@ def audit(
 
     Example: dispfl audit runs/dispfl-fashion-sample --shadows 4
     """
-    from rich.console import Console
 
     from dispfl.cli.grid import run_grid
     from dispfl.cli.run import data_dir_override
@@ -63,18 +62,21 @@ def audit(
 
     if not directory.is_dir():
         raise ConfigError(f"{directory} does not exist; name the directory of a finished run.")
-    run_audit = Audit(directory, shadows, canaries, data_dir_override(data_dir), trust=trust)
-    if run_audit.runs:
+    with reading(directory):
+        run_audit = Audit(directory, shadows, canaries, data_dir_override(data_dir), trust=trust)
+        runs = run_audit.runs
+    if runs:
         run_audit.make_folder()
-        run_grid(run_audit.runs, Console(stderr=as_json))
-    result = run_audit.result()
+        run_grid(runs, SafeConsole(stderr=as_json))
+    with reading(directory):
+        result = run_audit.result()
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        print_audit(result, Console())
+        print_audit(result, SafeConsole())
     file = run_audit.write(result)  # after it is printed: a disk may refuse
     if not as_json:
-        print_text(Console(), f"Written: {file}")
+        print_text(SafeConsole(), f"Written: {file}")
 
 
 def print_audit(result: "AuditResult", console: "Console") -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, reading
+from dispfl.terminal import SafeConsole
 
 MISSING = {
     "noise": (
@@ -90,7 +91,6 @@ def bound(
     Example: dispfl bound --samples 50000 --batch 50 --steps 1000 --noise 1 --diameter 4
     --union-density 0.9
     """
-    from rich.console import Console
 
     from dispfl.extras import require
     from dispfl.paper.generalization_bound import (
@@ -113,7 +113,11 @@ def bound(
         "delta": delta,
         "delta_tilde": delta_tilde,
     }
-    values, notes = premises_of_run(run) if run else ({}, [])
+    values: dict[str, float] = {}
+    notes: list[str] = []
+    if run:
+        with reading(run):
+            values, notes = premises_of_run(run)
     for name, value in options.items():
         if value is not None:
             values[name] = value
@@ -126,7 +130,7 @@ def bound(
     if as_json:
         typer.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
     else:
-        print_bound(premises, result, corrected, Console())
+        print_bound(premises, result, corrected, SafeConsole())
     for note in (*notes, *result.notes):
         typer.echo(note, err=as_json)
     if plot:

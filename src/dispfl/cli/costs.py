@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispfl.errors import ConfigError
-from dispfl.terminal import number_table, print_text
+from dispfl.terminal import SafeConsole, number_table, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,6 @@ def costs(
 
     Example: dispfl costs model=vgg11 method.density=0.2 topology=ring
     """
-    from rich.console import Console
 
     if paper:
         if arguments or config:
@@ -88,11 +87,10 @@ def costs(
     if as_json:
         typer.echo(json.dumps(_as_json(inputs, estimated, wire), indent=2))
     else:
-        _print(Console(), inputs, estimated, wire)
+        _print(SafeConsole(), inputs, estimated, wire)
 
 
 def _compare_with_paper(as_json: bool) -> None:
-    from rich.console import Console
 
     from dispfl.paper.printed_costs import (
         CostVerdict,
@@ -106,7 +104,7 @@ def _compare_with_paper(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(costs_as_json(compared), indent=2))
     else:
-        print_costs(compared, Console())
+        print_costs(compared, SafeConsole())
     if count_verdicts(compared)[CostVerdict.OFF]:
         raise typer.Exit(1)
 

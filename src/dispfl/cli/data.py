@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dispfl.errors import DataError
+from dispfl.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from dispfl.data.catalogue import DataSpec
@@ -29,7 +30,6 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     Example: dispfl data list --data-dir ~/data
     """
-    from rich.console import Console
     from rich.table import Table
 
     from dispfl.data.datasets import DATASETS
@@ -49,7 +49,7 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     for column in table.columns[:-1]:
         column.no_wrap = True
     table.columns[-1].overflow = "fold"
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:
         console.width = 200  # keep paths on one line in a pipe or a file
     console.print(table)
@@ -92,7 +92,6 @@ def get(
 
 
 def _download_with_bar(name: str, data_dir: Path | None) -> Path:
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from dispfl.data.datasets import download
@@ -102,7 +101,7 @@ def _download_with_bar(name: str, data_dir: Path | None) -> Path:
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=SafeConsole(stderr=True),
         transient=True,
     )
     with progress:

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from dispfl.terminal import SafeConsole
+
 if TYPE_CHECKING:
     from dispfl.reference import Entry
 
@@ -25,7 +27,7 @@ def explain(
     """
     from dispfl.reference import find_entries
 
-    console = Console()
+    console = SafeConsole()
     if not key:
         _print_tables(console)
         return

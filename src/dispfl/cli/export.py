@@ -1,24 +1,22 @@
 """`dispfl export` writes a peer's model as a file; `dispfl predict` classifies with it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dispfl.cli.run import TrustOption
-from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.errors import ConfigError, reading
+from dispfl.terminal import SafeConsole, print_text, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from dispfl.export.card import Card
-    from dispfl.export.classifier import Prediction
     from dispfl.export.formats import SavedModel
-
-SHOWN = 3
-"""The number of classes to show for each image or row."""
+    from dispfl.export.predict_process import FilePredictions, Prediction
 
 
 def export(
@@ -64,7 +62,8 @@ def export(
 
     check_writable(to)
     if is_site(directory):
-        personal = site_model(directory, data_dir, trust=trust)
+        with reading(directory):
+            personal = site_model(directory, data_dir, trust=trust)
         if peer not in (None, personal.card.peer):
             raise ConfigError(
                 f"{directory} is the site {personal.card.peer} and has no model of {peer}; omit"
@@ -75,7 +74,8 @@ def export(
             f"--peer is missing: {directory} has a model for each peer; choose one.", key="--peer"
         )
     else:
-        personal = personal_model(directory, peer, data_dir, trust=trust)
+        with reading(directory):
+            personal = personal_model(directory, peer, data_dir, trust=trust)
     card = personal.card
     saved = save_model(personal.network, card, to)
     _print_export(directory, card, to, saved)
@@ -125,6 +125,9 @@ def predict(
             "--trust", help="Open a .pt2 file, which can run code: only if you trust its origin."
         ),
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the model may take for a file or a batch.")
+    ] = 120.0,
 ) -> None:
     """Show the most probable classes of images or of the rows of a table, with an exported model.
 
@@ -136,17 +139,16 @@ def predict(
 
     Example: dispfl predict model.onnx boot.png; dispfl predict site.onnx rows.csv
     """
-    from dispfl.export.formats import load_model
+    from dispfl.export.predict_process import predict_files
 
-    classifier = load_model(model, trust=trust)
-    predictions = classifier.predict(files)
+    results = predict_files(model, files, trust=trust, timeout=timeout)
     if as_json:
-        key = "table" if classifier.card.columns else "image"
-        records = [_json(prediction, key) for prediction in predictions]
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+        key = "table" if results.input == "rows" else "image"
+        records = [_json(prediction, key) for prediction in results.predictions]
+        typer.echo(printable(json.dumps(records, indent=2, ensure_ascii=False)))
     else:
-        _print(predictions, classifier.card)
-    if any(prediction.problem for prediction in predictions):
+        _print(results)
+    if any(prediction.problem for prediction in results.predictions):
         raise typer.Exit(1)
 
 
@@ -154,35 +156,35 @@ def _json(prediction: "Prediction", key: str) -> dict[str, Any]:
     path = str(prediction.path)
     if prediction.problem:
         return {key: path, "problem": prediction.problem}
-    guesses = prediction.guesses[:SHOWN]
-    top = [{"class": name, "probability": probability} for name, probability in guesses]
+    top = []
+    for name, probability in prediction.guesses:
+        top.append({"class": name, "probability": probability})
     if prediction.line is not None:
         return {key: path, "line": prediction.line, "top": top}
     return {key: path, "top": top, "resized_from": prediction.resized_from}
 
 
-def _print(predictions: "list[Prediction]", card: "Card") -> None:
-    from rich.console import Console
+def _print(results: "FilePredictions") -> None:
 
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:
         console.width = 200  # keep names on one line in a pipe or a file
-    readable = [prediction for prediction in predictions if not prediction.problem]
-    if len(predictions) == 1 and readable:
+    readable = [prediction for prediction in results.predictions if not prediction.problem]
+    if len(results.predictions) == 1 and readable:
         console.print(_top_classes(readable[0]))
     elif readable:
-        console.print(_table(readable, card.input.rstrip("s")))
+        console.print(_table(readable, results.input.rstrip("s")))
 
     resized = [prediction for prediction in readable if prediction.resized_from]
     if resized:
-        print_text(console, _resized_note(resized, card), "dim")
-    for prediction in predictions:
+        print_text(console, _resized_note(resized, results.shape), "dim")
+    for prediction in results.predictions:
         if prediction.problem:
-            typer.echo(f"dispfl: {prediction.problem}", err=True)
+            typer.echo(f"dispfl: {printable(prediction.problem)}", err=True)
 
 
-def _resized_note(resized: "list[Prediction]", card: "Card") -> str:
-    size = f"{card.shape[2]}x{card.shape[1]}"
+def _resized_note(resized: "list[Prediction]", shape: Sequence[int]) -> str:
+    size = f"{shape[2]}x{shape[1]}"
     first = resized[0]
     if len(resized) > 1 or first.resized_from is None:
         return f"{len(resized)} images were resized to {size}."
@@ -197,7 +199,7 @@ def _top_classes(prediction: "Prediction") -> "Table":
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, probability in prediction.guesses[:SHOWN]:
+    for name, probability in prediction.guesses:
         table.add_row(Text(name), f"{probability:.1%}")
     return table
 
@@ -212,7 +214,7 @@ def _table(predictions: "list[Prediction]", heading: str) -> "Table":
     table.add_column("", justify="right")
     table.add_column("or")
     for prediction in predictions:
-        (name, probability), *alternatives = prediction.guesses[:SHOWN]
+        (name, probability), *alternatives = prediction.guesses
         also = ", ".join(f"{also_name} {share:.1%}" for also_name, share in alternatives)
         place = str(prediction.path)
         if prediction.line is not None:

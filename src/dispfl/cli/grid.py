@@ -12,7 +12,7 @@ import typer
 
 from dispfl.cli.run import TrackOption
 from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -163,7 +163,6 @@ def run_and_compare(
     options: GridOptions,
 ) -> None:
     """Build a grid of runs, run the unfinished ones, then print and write the comparison."""
-    from rich.console import Console
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
@@ -174,7 +173,7 @@ def run_and_compare(
     check_tracker(options.track)
     arguments += data_dir_override(options.data_dir)
     config = read_toml(options.config) if options.config else {}
-    console = Console()
+    console = SafeConsole()
     with output_folder(options.out, Path("runs") / command) as out:
         cells = grid(arguments, config, options.seeds, out)
         metrics: set[str] = set()

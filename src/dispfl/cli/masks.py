@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.errors import ConfigError, reading
+from dispfl.terminal import SafeConsole, print_text
 
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -42,15 +42,15 @@ def masks(
         raise ConfigError(
             f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.", key="--out"
         )
-    from rich.console import Console
 
     from dispfl.extras import can_draw, require
     from dispfl.paper.mask_similarity import compare_masks, print_masks
 
     if out is not None:
         require("report", "--out")
-    compared = compare_masks(directory)
-    console = Console()
+    with reading(directory):
+        compared = compare_masks(directory)
+    console = SafeConsole()
     if as_json:
         typer.echo(json.dumps(compared.to_json(), allow_nan=False))
     else:

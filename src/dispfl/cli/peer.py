@@ -15,6 +15,7 @@ import typer
 from dispfl.cli import prompts
 from dispfl.cli.roster import app as roster_app
 from dispfl.cli.spec import app as spec_app
+from dispfl.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
@@ -268,7 +269,6 @@ def status(
 
     Example: dispfl peer status alice
     """
-    from rich.console import Console
 
     from dispfl.cli.status import print_status
     from dispfl.peer.peer import Peer
@@ -277,7 +277,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(asdict(site_status), indent=2))
     else:
-        print_status(site_status, directory, Console())
+        print_status(site_status, directory, SafeConsole())
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from dispfl.cli.grid import JobsOption, split_commas
 from dispfl.errors import ConfigError, DataError
-from dispfl.terminal import number_table, print_text
+from dispfl.terminal import SafeConsole, number_table, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,6 @@ def reproduce(
     Example: dispfl reproduce sparsity
     Example: dispfl reproduce main --scale desktop --only cifar10,dirichlet --jobs 2
     """
-    from rich.console import Console
 
     from dispfl.cli.run import data_dir_override
     from dispfl.paper.experiments import find_experiment, select_runs
@@ -122,8 +121,16 @@ def reproduce(
         )
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
-    _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)
-    report = _report(experiment, runs, caveat, out, figure, budget, Console(quiet=as_json))
+    _run(
+        experiment,
+        [run.cell for run in runs],
+        scale,
+        yes,
+        SafeConsole(stderr=as_json),
+        as_json,
+        jobs,
+    )
+    report = _report(experiment, runs, caveat, out, figure, budget, SafeConsole(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **report}, indent=2))
 
@@ -238,7 +245,6 @@ def _report(
 
 def _print_list(as_json: bool) -> None:
     """Print the experiments, one sentence each, and their costs at every scale."""
-    from rich.console import Console
 
     from dispfl.paper.experiments import SCALES, experiment_names
 
@@ -250,7 +256,7 @@ def _print_list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
-    console = Console()
+    console = SafeConsole()
     for entry in entries:
         costs = [f"{scale} {_cost(entry[scale])}" for scale in SCALES if scale in entry]
         line = f"[bold]{entry['name']:<26}[/]{entry['shows'] or '':<10}[dim]{' · '.join(costs)}[/]"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dispfl.errors import ConfigError
-from dispfl.terminal import print_text
+from dispfl.errors import ConfigError, reading
+from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,6 @@ def run(
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2
     --data-dir DATA
     """
-    from rich.console import Console
 
     from dispfl.cli.progress import show_decoding
     from dispfl.config import compose, read_toml
@@ -77,7 +76,7 @@ def run(
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(track)
-    console = Console()
+    console = SafeConsole()
     overrides = list(arguments or [])
     if ray_address:
         overrides.append("engine=ray")
@@ -95,10 +94,12 @@ def run(
             raise ConfigError(
                 "--resume continues in the run's own directory; omit --out.", key="--out"
             )
-        experiment = compose(trusted_config(path, trust=trust), overrides)
-        check_same_experiment(path, experiment)
-        if not has_all_rounds(path, experiment.rounds):
-            with show_decoding(console) as bar:
+        with reading(path):
+            experiment = compose(trusted_config(path, trust=trust), overrides)
+            check_same_experiment(path, experiment)
+            finished = has_all_rounds(path, experiment.rounds)
+        if not finished:
+            with show_decoding(console) as bar, reading(path):
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
         else:
@@ -107,7 +108,8 @@ def run(
                 draw_learning_curve(path)
             if not (path / "report.html").exists():  # killed before it was written
                 write_report([path], path / "report.html")
-    print_results([path], console)
+    with reading(path):
+        print_results([path], console)
     print_text(console, f"Report: {path / 'report.html'}")
 
 
@@ -188,7 +190,6 @@ def demo(
 
     Example: dispfl demo --seed 1
     """
-    from rich.console import Console
 
     from dispfl.config import compose
     from dispfl.extras import can_draw
@@ -196,7 +197,7 @@ def demo(
     from dispfl.report.run_tables import print_results
     from dispfl.runs.execute import ExperimentRun
 
-    console = Console()
+    console = SafeConsole()
     with output_folder(out, Path("runs/demo")) as folder:
         paths = [folder / name for name in DEMO_METHODS]
         for path in paths:
@@ -329,17 +330,17 @@ def show(
     Example: dispfl show runs/dispfl-fashion-sample
     Example: dispfl show runs/five
     """
-    from rich.console import Console
 
     from dispfl.files import run_folder
     from dispfl.report.run_tables import find_shown, overview, print_results
-    from dispfl.report.runs import load_run
+    from dispfl.report.runs import read_run
 
-    if as_json:
-        summaries = [overview(load_run(run_folder(path))) for path in find_shown(directories)]
+    with reading(directories[0]):
+        if not as_json:
+            print_results(directories, SafeConsole())
+            return
+        summaries = [overview(read_run(run_folder(path))) for path in find_shown(directories)]
         typer.echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
-    else:
-        print_results(directories, Console())
 
 
 def report(
@@ -363,5 +364,6 @@ def report(
     """
     from dispfl.report.page import write_report
 
-    write_report(directories, out)
+    with reading(directories[0]):
+        write_report(directories, out)
     typer.echo(f"Written: {out}")

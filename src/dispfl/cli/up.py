@@ -11,7 +11,8 @@ import typer
 
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, RunError
-from dispfl.terminal import print_text
+from dispfl.files import read_regular
+from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +62,6 @@ def up(
 
     Example: dispfl up --peers 8 rounds=10
     """
-    from rich.console import Console
 
     from dispfl.cli.run import data_dir_override
     from dispfl.peer.local_federation import PeerProcesses, collect_results
@@ -69,7 +69,7 @@ def up(
     from dispfl.topology import peer_names
 
     arguments = list(arguments or [])
-    console = Console()
+    console = SafeConsole()
     options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
         path, experiment = _create(arguments, options, out)
@@ -295,7 +295,7 @@ def message_bytes(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[
 
 def _status(file: Path) -> dict[str, Any]:
     try:
-        status: dict[str, Any] = json.loads(file.read_bytes())
+        status: dict[str, Any] = json.loads(read_regular(file))
     except (OSError, ValueError):
         return {}
     return status

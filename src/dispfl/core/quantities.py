@@ -44,9 +44,9 @@ class Shape(StrEnum):
             case Shape.NAME:
                 return value is None or isinstance(value, str)
             case Shape.REASONS:
-                return isinstance(value, dict)
+                return _is_object_of(value, lambda reason: isinstance(reason, str))
             case Shape.NODES:
-                return value is None or isinstance(value, dict)
+                return value is None or _is_object_of(value, _is_numbers)
             case Shape.TRAFFIC:
                 return value is None or _is_object_of(value, _is_pair)
 
@@ -218,11 +218,20 @@ ROUND_QUANTITIES = (
 
 def is_finite_number(value: Any) -> bool:
     """Whether a value that was read from a file is a number; true and false are none."""
-    return type(value) in (int, float) and isfinite(value)
+    if type(value) not in (int, float):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def _is_object_of(value: Any, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(value, dict) and all(map(accepts, value.values()))
+
+
+def _is_numbers(value: Any) -> bool:
+    return _is_object_of(value, lambda number: number is None or is_finite_number(number))
 
 
 def _is_pair(value: Any) -> bool:

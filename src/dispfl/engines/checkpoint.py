@@ -37,7 +37,13 @@ from dispfl.core.optimizers import Moments
 from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.errors import DamagedError, RunError
-from dispfl.files import plain_disk_errors, sync_folder, write_atomically
+from dispfl.files import (
+    open_regular,
+    plain_disk_errors,
+    read_regular,
+    sync_folder,
+    write_atomically,
+)
 from dispfl.methods.base import PeerState
 from dispfl.round.context import StepResult
 from dispfl.round.ledger import MessageCost
@@ -47,7 +53,8 @@ BYTES_IN_A_PART = 64_000_000
 KEPT_CHECKPOINTS = 2
 VERSION = 2
 """The version of the format, raised with every change that makes older checkpoints unreadable."""
-_FOLDER = re.compile(r"round-([0-9]{6,})")
+_FOLDER = re.compile(r"round-([0-9]{6,18})")
+_PART = re.compile(r"part-[A-Za-z0-9-]+\.safetensors")
 log = logging.getLogger("dispfl")
 
 
@@ -195,16 +202,16 @@ class Checkpoints:
         folder = self._round(rounds)
         manifest = folder / "complete.json"
         try:
-            content = manifest.read_bytes()
+            content = read_regular(manifest)
         except FileNotFoundError:
             return {}
         except OSError as problem:
             raise _unreadable(manifest, problem) from problem
         try:
             fields = json.loads(content)
-            parts = list(map(str, fields["parts"]))
+            parts = [_part_name(name) for name in fields["parts"]]
             version = int(fields.get("version", 1))
-        except (KeyError, TypeError, ValueError) as problem:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
         _check_version(manifest, version)
         return {"parts": parts, "last": fields.get("last")}
@@ -224,6 +231,13 @@ class Checkpoints:
 
     def _round(self, rounds: int) -> Path:
         return self.folder / f"round-{rounds:06d}"
+
+
+def _part_name(name: object) -> str:
+    """Return the name of a part; refuse one that is no file in the round's own folder."""
+    if not isinstance(name, str) or not _PART.fullmatch(name):
+        raise ValueError(f"it names the part {name!r}")
+    return name
 
 
 def checkpoint_bytes(peer: str, step: StepResult) -> int:
@@ -289,6 +303,8 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
         KeyError,
         TypeError,
         ValueError,
+        OverflowError,
+        RecursionError,
     ) as problem:
         raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
     try:
@@ -312,7 +328,7 @@ def _read(
     The file is read, not mapped into memory: there, a disk error would end the process with a
     signal.
     """
-    with part.open("rb") as file:
+    with open_regular(part) as file:
         start = 8 + int.from_bytes(_read_range(file, 0, 8), "little")
         index = json.loads(_read_range(file, 8, start))
         metadata = index.pop("__metadata__")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from dispfl.data.readers.folder import UnreadableImageError, decode_image, resiz
 from dispfl.data.readers.table import read_rows
 from dispfl.errors import DataError
 from dispfl.export.card import Card
+from dispfl.export.predict_process import Prediction
 
 BATCH = 64
 """Inputs in a batch: enough for speed, with little memory."""
@@ -44,21 +45,6 @@ class DeployedModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network((inputs - self.mean) / self.std)
         return logits.softmax(1)
-
-
-@dataclass
-class Prediction:
-    """The classes predicted for an image or a row of a table, or why a file cannot be read."""
-
-    path: Path
-    line: int | None = None
-    """The row's line in its table; the header is line 1."""
-    guesses: list[tuple[str, float]] = field(default_factory=list)
-    """All classes with their probabilities, the most probable first."""
-    resized_from: tuple[int, int] | None = None
-    """The image's width and height, if they differ from the model's input."""
-    problem: str | None = None
-    """Why there are no guesses, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +78,14 @@ class Classifier:
             raise DataError("The model returns numbers that are not finite.")
         return probabilities
 
-    def predict(self, paths: Sequence[Path]) -> list[Prediction]:
-        """Classify image files or the rows of tables.
+    def predict(
+        self, paths: Sequence[Path], progress: Callable[[], None] = lambda: None
+    ) -> list[Prediction]:
+        """Classify image files or the rows of tables, in this process.
 
-        A file that cannot be read does not affect the others.
+        A file that cannot be read does not affect the others. `progress` is called after every file
+        and every batch. A graph from an untrusted file may never return: `predict_files` runs it in
+        another process.
         """
         predictions: list[Prediction] = []
         readable: list[tuple[Prediction, Tensor]] = []
@@ -105,6 +95,7 @@ class Classifier:
             except DataError as problem:
                 predictions.append(Prediction(path, problem=str(problem)))
                 continue
+            progress()
             predictions += [prediction for prediction, _ in inputs_of_file]
             readable += inputs_of_file
 
@@ -114,6 +105,7 @@ class Classifier:
             for (prediction, _), row in zip(batch, probabilities, strict=True):
                 order = row.argsort(descending=True, stable=True).tolist()
                 prediction.guesses = [(self.card.classes[k], float(row[k])) for k in order]
+            progress()
         return predictions
 
     def _read(self, path: Path) -> list[tuple[Prediction, Tensor]]:

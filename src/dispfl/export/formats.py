@@ -29,7 +29,7 @@ from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export.card import Card
 from dispfl.export.classifier import Classifier, DeployedModel
 from dispfl.extras import require
-from dispfl.files import write_atomically
+from dispfl.files import read_regular, write_atomically
 
 TOLERANCE = 1e-4
 """The largest accepted difference from torch's probabilities; other kernels sum in another
@@ -104,7 +104,7 @@ def load_model(path: Path, *, trust: bool = False) -> Classifier:
             " need it."
         )
     try:
-        return model_format.decode(path.read_bytes())
+        return model_format.decode(read_regular(path))
     except FileNotFoundError:
         raise DataError(f"The model {path} does not exist; `dispfl export` writes one.") from None
     except DispflError as problem:

@@ -275,7 +275,7 @@ def compare_masks(path: Path) -> RunMasks:
     if _has_built_in_network(config):
         layers, independent = _by_layer(path, bits, size)
     return RunMasks(
-        method=config["method"]["name"],
+        method=str(config["method"]["name"]),
         channels=any(mask.structure == "channels" for mask in masks),
         rounds=rounds,
         planned=config["rounds"],

@@ -32,6 +32,7 @@ from dispfl.files import (
     make_folder,
     open_or_create,
     plain_disk_errors,
+    read_regular,
     user_name,
     write_atomically,
 )
@@ -319,7 +320,7 @@ class Site:
         """The last status that the node wrote; None if it never ran."""
         file = self.run_folder / STATUS
         try:
-            status = json.loads(file.read_bytes())
+            status = json.loads(read_regular(file))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
@@ -339,11 +340,11 @@ def _write(folder: Path, info: SiteInfo, config: Mapping[str, Any]) -> None:
 def _read(folder: Path) -> dict[str, Any]:
     file = folder / SITE
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(read_regular(file).decode())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{folder} is not a site: it has no {SITE}. Create one with `dispfl peer init"
             f" {folder}`."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from None

@@ -17,6 +17,7 @@ from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
 from dispfl.report.sections import privacy_section, results_section
 from dispfl.report.summary import summary_block
 from dispfl.report.wording import join_and, join_numbers, plural
+from dispfl.terminal import printable
 
 MAX_NAMED = 4
 MAX_VALUE_LENGTH = 60
@@ -70,7 +71,8 @@ def write_report(paths: Iterable[Path], out: Path) -> None:
 
 def write_page(runs: Sequence[RecordedRun], out: Path) -> None:
     """Write the same page about runs that are read already."""
-    write_atomically(out, html_page(group_runs(runs), out).encode())
+    page = printable(html_page(group_runs(runs), out))
+    write_atomically(out, page.encode())
 
 
 def html_page(results: ReportResults, out: Path) -> str:

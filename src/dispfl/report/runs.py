@@ -1,7 +1,7 @@
 """Find run directories, and read each one into the one model that tables, plots and pages use."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -12,23 +12,36 @@ from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.metric import Measure
+from dispfl.core.quantities import Shape
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
 from dispfl.runs.metrics import (
+    check_records,
     last_scores,
     main_scores,
     mean_peer_seconds,
     measure_of,
     seconds_per_peer_round,
 )
-from dispfl.topology import peer_names
+from dispfl.topology import MAX_PEERS, peer_names
 
 Record = dict[str, Any]
 """A line of the metrics."""
 GAP = "gap"
 """How much better models are on training data than on test data."""
+SUMMARY_SHAPES = {
+    "metric": Shape.NAME,
+    "scores": Shape.METRICS,
+    "rounds": Shape.NUMBER,
+    "busiest.paper_mb_per_round": Shape.NUMBER,
+    "busiest.wire_mb_per_round": Shape.NUMBER,
+    "flops_per_peer_round": Shape.NUMBER,
+    "failures": Shape.NUMBER,
+    "seconds": Shape.NUMBER,
+}
+"""What a summary must have."""
 ROUNDING = 1e-9
 """Equal costs may differ in the last bits of their sums."""
 
@@ -328,12 +341,9 @@ def read_run(path: Path) -> RecordedRun:
     """Read a run directory and check everything that tables and reports use."""
     run = load_run(path)
     _check_config(path / "config.toml", run.config)
-    for number, record in enumerate(run.records, start=1):
-        for key in _invalid_keys(record, run.config["peers"]):
-            raise RunError(
-                f"{path / 'metrics.jsonl'}, line {number}: {key} is missing or invalid. Restore the"
-                " file, or start the run again."
-            )
+    if run.summary is not None:
+        _check_summary(path / "summary.json", run.summary, run.config["peers"])
+    check_records(path / "metrics.jsonl", run.records, run.config["peers"])
     return run
 
 
@@ -351,18 +361,31 @@ def _check_config(file: Path, config: Mapping[str, Any]) -> None:
     for key in ("seed", "rounds", "peers"):
         if type(config.get(key)) is not int:
             raise RunError(f"{file} is not the config of a run: {key} must be an integer.")
+    if not 1 <= config["peers"] <= MAX_PEERS:
+        raise RunError(
+            f"{file} is not the config of a run: peers must be 1 to {MAX_PEERS:,}, got"
+            f" {config['peers']}."
+        )
     method = config.get("method")
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise RunError(f"{file} is not the config of a run: method.name must be a string.")
 
 
-def _invalid_keys(record: Record, peers: int) -> Iterator[str]:
-    """Yield the missing and invalid keys of a line of the metrics."""
-    if not isinstance(record.get("metric"), str):
-        yield "metric"
+def _check_summary(file: Path, summary: Record, peers: int) -> None:
+    """Refuse a summary without the values that tables show; others are checked where they are."""
+    shapes = dict(SUMMARY_SHAPES)
     for quantity in QUANTITIES:
-        if not quantity.shape.accepts(quantity.value(record), peers):
-            yield quantity.name
+        if quantity.summarized and summary.get(quantity.name) is not None:
+            shapes[quantity.name] = quantity.shape
+    for key, shape in shapes.items():
+        value: Any = summary
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not shape.accepts(value, peers):
+            raise RunError(
+                f"{file}: {key} is missing or invalid. Delete the file; resuming the run writes it"
+                " again."
+            )
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

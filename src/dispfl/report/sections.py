@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dispfl.errors import RunError
+from dispfl.files import read_regular
 from dispfl.report.comparison import ComparisonRow, connections_by_label, flops_by_label
 from dispfl.report.diagrams import range_bar
 from dispfl.report.differences import Difference, paired_over
@@ -226,10 +227,10 @@ def _read_audit(run: RecordedRun) -> list[str] | None:
     """Return the cells of a run's audit; None if it was not audited."""
     file = run.path / "audit.json"
     try:
-        return _audit_cells(json.loads(file.read_text()))
+        return _audit_cells(json.loads(read_regular(file)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise RunError(
             f"{file} cannot be read: {problem}. Repeat: dispfl audit {run.path}"
         ) from problem

@@ -34,7 +34,14 @@ from dispfl.data.labelled import InputFormat
 from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
-from dispfl.files import append_durably, plain_disk_errors, sync_folder, write_atomically
+from dispfl.files import (
+    append_durably,
+    open_regular,
+    plain_disk_errors,
+    read_regular,
+    sync_folder,
+    write_atomically,
+)
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
@@ -153,7 +160,14 @@ class RunDirectory:
                 f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are"
                 " finished: lines were lost. Restore the file, or start the run again."
             )
-        write_atomically(self.path / "metrics.jsonl", b"".join(map(json_line, records)))
+        try:
+            content = b"".join(map(json_line, records))
+        except ValueError as problem:  # nan, which no run writes
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'} is damaged ({problem}). Restore the file, or start"
+                " the run again."
+            ) from problem
+        write_atomically(self.path / "metrics.jsonl", content)
         return records
 
     def secret_key(self) -> bytes:
@@ -213,14 +227,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return a run directory's config."""
     file = path / "config.toml"
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(read_regular(file).decode())
     except FileNotFoundError:
         raise RunError(f"{path} is not a run directory: it has no config.toml.") from None
     except NotADirectoryError:
         raise RunError(
             f"{path} is a file; name the run directory, such as {path.parent}."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
 
 
@@ -244,19 +258,23 @@ def read_metrics(path: Path) -> list[Metrics]:
     Lines that a crash has truncated or a resume repeated are left out.
     """
     file = path / "metrics.jsonl"
-    if not file.exists():
+    try:
+        content = read_regular(file)
+    except FileNotFoundError:
         return []
+    except OSError as problem:
+        raise RunError(f"{file} cannot be read: {problem}.") from problem
     records: list[Metrics] = []
     last_round = -1
-    for line in file.read_bytes().split(b"\n"):
+    for line in content.split(b"\n"):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict):
             continue
         t = record.get("round")
-        if isinstance(t, int) and t > last_round:
+        if type(t) is int and t > last_round:
             records.append(record)
             last_round = t
     return records
@@ -266,11 +284,13 @@ def read_summary(path: Path) -> Metrics | None:
     """Return a run's summary, or None while the run is not finished."""
     file = path / "summary.json"
     try:
-        summary: Metrics = json.loads(file.read_text())
+        summary = json.loads(read_regular(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
+    if not isinstance(summary, dict):
+        raise RunError(f"{file} is not the summary of a run: it does not hold a JSON object.")
     return summary
 
 
@@ -321,7 +341,7 @@ def _split_tensors(split: Split, prefix: str) -> dict[str, Tensor]:
 def read_split(path: Path) -> tuple[Split, Tensor] | None:
     """Return a saved split and its label counts; None if there is none."""
     try:
-        tensors = safetensors.torch.load_file(path / SPLIT)
+        tensors = safetensors.torch.load(read_regular(path / SPLIT))
         label_counts = tensors["label_counts"]
         split = _split_of(tensors, "", peer_names(len(label_counts)))
         unseen_keys = [key for key in tensors if key.startswith("unseen/train/")]
@@ -331,7 +351,7 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
         return replace(split, global_test=tensors.get("global_test")), label_counts
     except FileNotFoundError:
         return None
-    except (safetensors.SafetensorError, KeyError, OSError) as problem:
+    except (safetensors.SafetensorError, KeyError, TypeError, OSError) as problem:
         raise _damaged_split(path, problem) from problem
 
 
@@ -365,12 +385,13 @@ def read_inputs(path: Path) -> InputFormat | None:
 
 def _about_data(path: Path) -> dict[str, Any]:
     try:
+        open_regular(path / SPLIT).close()  # it refuses what could block
         with safetensors.safe_open(path / SPLIT, "pt") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {}).get("data", "{}"))
         return about
     except FileNotFoundError:
         return {}
-    except (safetensors.SafetensorError, ValueError, OSError) as problem:
+    except (safetensors.SafetensorError, ValueError, RecursionError, OSError) as problem:
         raise _damaged_split(path, problem) from problem
 
 

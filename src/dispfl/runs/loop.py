@@ -14,7 +14,7 @@ from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.directory import RunDirectory
-from dispfl.runs.metrics import Metrics, main_scores, round_metrics
+from dispfl.runs.metrics import Metrics, check_records, main_scores, round_metrics
 
 log = logging.getLogger("dispfl")
 FAILURES_SHOWN = 3
@@ -121,6 +121,7 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
         checkpoints.discard(repeated)
     checkpoints.delete_old()
     history.records = directory.truncate_metrics(rounds)
+    check_records(directory.path / "metrics.jsonl", history.records, len(context.roster))
     history.partial_round = _partial_round(context, engine, checkpoints, rounds)
     return history
 

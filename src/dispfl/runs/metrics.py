@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from dispfl.core.quantities import ROUND_QUANTITIES
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
+from dispfl.errors import RunError
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
 from dispfl.round.ledger import Ledger
@@ -116,6 +118,22 @@ def byzantine_of(config: Mapping[str, Any]) -> frozenset[str]:
     if attack is None:
         return frozenset()
     return attack.byzantine
+
+
+def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) -> None:
+    """Refuse lines of the metrics that lack a declared quantity, or have one of another shape."""
+    for number, record in enumerate(records, start=1):
+        invalid = []
+        if not isinstance(record.get("metric"), str):
+            invalid.append("metric")
+        for quantity in QUANTITIES:
+            if not quantity.shape.accepts(quantity.value(record), peers):
+                invalid.append(quantity.name)
+        if invalid:
+            raise RunError(
+                f"{file}, line {number}: {invalid[0]} is missing or invalid. Restore the file, or"
+                " start the run again."
+            )
 
 
 def main_scores(record: Mapping[str, Any]) -> Metrics | None:

@@ -22,7 +22,7 @@ from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import Metrics, main_scores, measure_of
-from dispfl.terminal import print_text
+from dispfl.terminal import SafeConsole, print_text
 
 REFRESH_SECONDS = 0.25
 """Seconds between two updates in a notebook."""
@@ -35,7 +35,7 @@ def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[Run
     By default a bar is shown on a terminal (on stderr) and in a notebook; True shows progress
     anywhere, False never.
     """
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if shown is False or (shown is None and not (console.is_terminal or console.is_jupyter)):
         yield RunObserver()
     elif console.is_jupyter:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dispfl.data.readers import RawDataset, ReadSplit, check_labels, damaged, to_split
 from dispfl.errors import DataError
+from dispfl.files import open_regular
 
 SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
@@ -149,7 +150,7 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def _unpickle(path: Path) -> dict[str, Any]:
     """Read the dict in a file; anything but a dict of plain data is refused."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = _PlainUnpickler(file, path).load()
     except (DataError, OSError):
         raise

@@ -15,9 +15,14 @@ from dispfl.data.fetch import ProgressCallback
 from dispfl.data.readers import RawSamples
 from dispfl.data.rows import content_id
 from dispfl.errors import DataError
+from dispfl.files import open_regular
+from dispfl.terminal import printable
 
 log = logging.getLogger("dispfl.data")
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is read as an image, by its content. Pillow knows more formats, and starts Ghostscript for
+one of them."""
 _BLOCK = 64
 _NAMED = 3
 
@@ -33,7 +38,7 @@ class UnreadableImageError(Exception):
 def decode_image(path: Path, mode: str) -> Image.Image:
     """Read an image in mode `L` or `RGB`, rotated by its EXIF data, with black for transparent."""
     try:
-        with Image.open(path) as file:
+        with open_regular(path) as content, Image.open(content, formats=FORMATS) as file:
             file.load()
             upright = ImageOps.exif_transpose(file)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -114,7 +119,8 @@ def _class_folders(path: Path) -> list[str]:
 def _warn_of_unreadable(path: Path, files: list[Path], unreadable: dict[int, str]) -> None:
     examples = []
     for number in sorted(unreadable)[:_NAMED]:
-        examples.append(f"{files[number].relative_to(path)} ({unreadable[number]})")
+        name = files[number].relative_to(path)
+        examples.append(printable(f"{name} ({unreadable[number]})"))
     if len(unreadable) > _NAMED:
         examples.append("...")
     log.warning(

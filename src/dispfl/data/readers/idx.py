@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dispfl.data.readers import RawDataset, ReadSplit, check_labels, damaged, to_split
 from dispfl.errors import DataError
+from dispfl.files import open_regular
 
 BUNDLED = Path(__file__).parent.parent / "bundled" / "fashion-sample.npz"
 BUNDLED_CLASSES = 10
@@ -57,7 +58,7 @@ def _find(folder: Path, name: str) -> Path:
 
 def _read_bytes(path: Path, magic: int) -> NDArray[np.uint8]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if path.suffix != ".gz":
                 return _parse(path, file, magic)
             return _parse(path, cast(BinaryIO, gzip.GzipFile(fileobj=file)), magic)

@@ -1,7 +1,10 @@
 """CSV tables (a header, then one line per sample) and NPZ arrays (`x` and `y`)."""
 
 import csv
+import io
 import logging
+import lzma
+import math
 import zipfile
 import zlib
 from array import array
@@ -16,9 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.memory import memory
 from dispfl.data.readers import RawSamples
 from dispfl.errors import DataError
+from dispfl.files import open_regular
 from dispfl.settings import did_you_mean
+from dispfl.terminal import printable
 
 log = logging.getLogger("dispfl.data")
 
@@ -95,7 +101,10 @@ LabelIndex = Callable[[list[str]], int | None]
 def _read(path: Path, label_index: LabelIndex, group: str | None = None) -> TableRows:
     try:
         # utf-8-sig: spreadsheets write a byte order mark.
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with (
+            open_regular(path) as content,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file,
+        ):
             return _parse(path, file, label_index, group)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
@@ -201,7 +210,7 @@ def _default_label_index(path: Path, header: list[str], group: str | None) -> in
         "%s has no column called label, so its last column, %s, is used; set data.label to use"
         " another.",
         path,
-        header[last],
+        printable(header[last]),
     )
     return last
 
@@ -239,6 +248,20 @@ def _is_number(text: str) -> bool:
     return True
 
 
+NPY_MAGIC = b"\x93NUMPY"
+DAMAGED_NPZ = (
+    ValueError,
+    EOFError,
+    KeyError,
+    SyntaxError,
+    RuntimeError,  # also RecursionError and NotImplementedError
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What zipfile and numpy raise for a damaged file."""
+SHARE_OF_MEMORY = 0.5
+"""The largest part of the available memory that the arrays of a file may need."""
 WHOLE = [("x", "y")]
 SPLIT = [("x_train", "y_train"), ("x_test", "y_test")]
 """The names of inputs and labels in an NPZ file: of all samples, or of training and test data."""
@@ -247,19 +270,65 @@ SPLIT = [("x_train", "y_train"), ("x_test", "y_test")]
 def read_arrays(path: Path) -> list[RawSamples]:
     """Read the file: all samples, or training and test data where it separates them."""
     try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        with open_regular(path) as file:
+            if file.read(len(NPY_MAGIC)) == NPY_MAGIC:
                 raise DataError(
                     f"{path} contains one unnamed array; save x and y with numpy.savez."
                 )
-            pairs = _array_names(path, archive.files)
-            return [_samples(path, x, archive[x], y, archive[y]) for x, y in pairs]
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as problem:
+            with zipfile.ZipFile(file) as archive:
+                pairs = _array_names(path, _stored_names(archive))
+                _check_size(path, archive, list(chain(*pairs)))
+                samples = []
+                for x, y in pairs:
+                    samples.append(_samples(path, x, _array(archive, x), y, _array(archive, y)))
+                return samples
+    except DAMAGED_NPZ as problem:
         reason = f"is damaged: {problem}"
         if "Object arrays" in str(problem):
             reason = "contains Python objects, which can hide code; save plain numbers"
         raise DataError(f"{path} {reason.rstrip('.')}.") from None
+
+
+def _stored_names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the names of the arrays in an NPZ file."""
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile, names: Sequence[str]) -> None:
+    """Refuse arrays that contradict their headers, or do not fit into memory, before any is read.
+
+    A few bytes of a zip file, or of a header, can stand for any number of them.
+    """
+    total = sum(_check_header(archive, name) for name in names)
+    available = memory()[1]
+    if total > available * SHARE_OF_MEMORY:
+        raise DataError(
+            f"{path} needs {total / 1e9:.1f} GB of memory, and copies need as much again;"
+            f" {available / 1e9:.1f} GB are available. Use a part of the data."
+        )
+
+
+def _check_header(archive: zipfile.ZipFile, name: str) -> int:
+    """Return the bytes of an array by its header, if the file has as many."""
+    entry = archive.getinfo(f"{name}.npy")
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read_header = np.lib.format.read_array_header_1_0
+        shape, _, dtype = read_header(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise ValueError("Object arrays")
+    size = math.prod(shape) * dtype.itemsize
+    if start + size != entry.file_size:
+        raise ValueError(f"{name} has {entry.file_size - start:,} bytes instead of {size:,}")
+    return size
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _array_names(path: Path, names: list[str]) -> list[tuple[str, str]]:

@@ -21,13 +21,14 @@ import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from dispfl.data.fetch import ProgressCallback, cache_folder
 from dispfl.data.readers import RawDataset, ReadSplit, damaged
 from dispfl.data.readers.folder import in_threads
+from dispfl.files import open_regular
 
 SIDE = 64
 _KEYS = {"train_inputs", "train_labels", "test_inputs", "test_labels"}
@@ -183,10 +184,12 @@ def _decode(paths: Sequence[str], progress: ProgressCallback | None) -> Tensor:
 def _pixels(path: str) -> NDArray[np.uint8]:
     """Decode one image, channels first. Some images are grey and are converted to RGB."""
     try:
-        with Image.open(path, formats=("JPEG",)) as image:
+        with open_regular(Path(path)) as file, Image.open(file, formats=("JPEG",)) as image:
             if image.size == (SIDE, SIDE):
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
             width, height = image.size
+    except UnidentifiedImageError:
+        raise damaged(Path(path), "is not a JPEG") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         raise damaged(Path(path), f"cannot be decoded as a JPEG ({problem})") from None
     raise damaged(Path(path), f"has {width}x{height} pixels instead of {SIDE}x{SIDE}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dispfl.core.allocator import keep_heap
+from dispfl.core.memory import memory
 from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
 from dispfl.errors import DamagedError, DispflError
 from dispfl.files import RUN, SITE, is_site, user_name
@@ -279,7 +280,7 @@ def _time_finding(seconds: float, config: SiteConfig) -> Finding:
 
 
 def _memory_finding(needed: float, *, running: bool) -> Finding:
-    total, available = memory_limits(Path("/proc/meminfo").read_text(), _cgroup_limit())
+    total, available = memory()
     text = f"training needs about {size(needed)}; {size(available)} of {size(total)} are available"
     if needed > total:
         advice = "Use a smaller model or train.batch_size, or raise the service's MemoryMax."
@@ -287,26 +288,6 @@ def _memory_finding(needed: float, *, running: bool) -> Finding:
     if needed > available and not running:
         return warning("memory", text, "End other programs, or use a smaller train.batch_size.")
     return ok("memory", text)
-
-
-def memory_limits(meminfo: str, cgroup: float) -> tuple[float, float]:
-    """Return the bytes of memory that this process may have, and those available now."""
-    kilobytes = {}
-    for line in meminfo.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            kilobytes[name] = int(value.split()[0])
-    total = 1024.0 * kilobytes["MemTotal"]
-    available = 1024.0 * kilobytes["MemAvailable"]
-    return min(total, cgroup), min(available, cgroup)
-
-
-def _cgroup_limit() -> float:
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        return float(Path(f"/sys/fs/cgroup{group}/memory.max").read_text())  # "max" is no number
-    except (OSError, ValueError):
-        return float("inf")
 
 
 def disk_finding(folder: Path, needed: float) -> Finding:
