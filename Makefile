@@ -43,12 +43,12 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	for benchmark in $(BENCHMARKS); do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done
 
-# Damaged messages, simulated federations on faulty networks and with hostile members, and 32 real peers monitored for
-# leaks, for a third of the time each; the seeds that were tried are printed. `make fuzz FUZZ_MINUTES=120` for a night.
+# Damaged messages and files, simulated federations on faulty networks and with hostile members, and 32 real peers
+# monitored for leaks, for a quarter of the time each; the seeds that were tried are printed. `make fuzz FUZZ_MINUTES=120` for a night.
 FUZZ_MINUTES ?= 10
 fuzz: $(VENV)/.installed
-	for campaign in wire/test_bad_bytes peer/test_simulated_federation peer/hostile/test_leaks; do \
-	  DISPFL_FUZZ_SECONDS=$$(( 20 * $(FUZZ_MINUTES) )) $(BIN)/pytest -s tests/$$campaign.py || exit 1; \
+	for campaign in wire/test_bad_bytes cli/test_damaged_files peer/test_simulated_federation peer/hostile/test_leaks; do \
+	  DISPFL_FUZZ_SECONDS=$$(( 15 * $(FUZZ_MINUTES) )) $(BIN)/pytest -s tests/$$campaign.py || exit 1; \
 	done
 
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -184,7 +184,7 @@ def test_the_format_of_a_metric_cannot_ask_for_millions_of_digits(
     (run / "summary.json").write_text(json.dumps(summary))
     ended = dispfl("show", run)
     assert ended.code == 1
-    assert "summary.json: scores is missing or invalid" in ended.err
+    assert "The format of the metric accuracy must be like .3f" in ended.err
 
 
 # data and model files

@@ -328,7 +328,6 @@ def data(
 
     Example: dispfl peer data alice
     """
-    from rich.console import Console
 
     from dispfl.cli.site_data import print_data
     from dispfl.peer.peer import Peer
@@ -338,7 +337,7 @@ def data(
     if as_json:
         typer.echo(json.dumps(asdict(status), indent=2))
         return
-    print_data(status, Console())
+    print_data(status, SafeConsole())
     command = f"dispfl peer data {quote(str(directory))} --refresh"
     if refresh:
         typer.echo(_refreshed(status, running=peer.site.is_running()))

@@ -333,13 +333,13 @@ def show(
 
     from dispfl.files import run_folder
     from dispfl.report.run_tables import find_shown, overview, print_results
-    from dispfl.report.runs import read_run
+    from dispfl.report.runs import load_run
 
     with reading(directories[0]):
         if not as_json:
             print_results(directories, SafeConsole())
             return
-        summaries = [overview(read_run(run_folder(path))) for path in find_shown(directories)]
+        summaries = [overview(load_run(run_folder(path))) for path in find_shown(directories)]
         typer.echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
 
 

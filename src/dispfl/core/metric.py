@@ -32,6 +32,15 @@ class Measure:
     higher_is_better: bool
     format: str = ".3f"
 
+    def __post_init__(self) -> None:
+        # It may come from a file: `.99999999f` would take minutes for each number.
+        if not is_number_format(self.format):
+            raise ConfigError(
+                f"The format of the metric {self.name} must be like .3f, .1% or .2e, got"
+                f" {self.format!r}.",
+                key="metric",
+            )
+
     def text(self, value: float | None) -> str:
         """Return a value as it is printed, or a dash for None."""
         if value is None:
@@ -93,11 +102,6 @@ class Metric(Measure):
             )
         if higher_is_better is None:
             higher_is_better = _direction(name)
-        if not is_number_format(format):
-            raise ConfigError(
-                f"The format of the metric {name} must be like .3f, .1% or .2e, got {format!r}.",
-                key="metric",
-            )
         super().__init__(name, higher_is_better, format)
         object.__setattr__(self, "function", function)
 

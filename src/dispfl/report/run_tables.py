@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
+from dispfl.core.metric import Measure
 from dispfl.files import is_site, run_folder
 from dispfl.report.comparison import compare_runs, connections_by_label
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.result_tables import against_sentence
-from dispfl.report.runs import RecordedRun, find_runs, read_run, run_labels
+from dispfl.report.runs import RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import ALWAYS, NEEDED, Table, TableColumn, omitted_note
 from dispfl.report.wording import UNKNOWN, format_seconds, format_short, join_and
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, measured_values, summarize_rounds
@@ -53,7 +54,7 @@ def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
 def print_results(paths: Sequence[Path], console: Console) -> None:
     """Print one row per run, also of all in a folder: scores, traffic, FLOPs and seconds."""
     names = find_shown(paths)
-    runs = [read_run(run_folder(path)) for path in names]
+    runs = [load_run(run_folder(path)) for path in names]
     labels = run_labels(runs)
     summaries = list(map(overview, runs))
 
@@ -127,7 +128,8 @@ def _mean_and_std(metric: str, summary: Metrics) -> str:
     scores = summary["scores"].get(metric)
     if not scores:
         return UNKNOWN
-    return f"{scores['mean']:{scores['format']}} ± {scores['std']:{scores['format']}}"
+    text = Measure(metric, scores["higher_is_better"], scores["format"]).text
+    return f"{text(scores['mean'])} ± {text(scores['std'])}"
 
 
 def _worst_and_best(summary: Metrics) -> str:

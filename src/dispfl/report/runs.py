@@ -12,7 +12,6 @@ from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.metric import Measure
-from dispfl.core.quantities import Shape
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
@@ -31,17 +30,6 @@ Record = dict[str, Any]
 """A line of the metrics."""
 GAP = "gap"
 """How much better models are on training data than on test data."""
-SUMMARY_SHAPES = {
-    "metric": Shape.NAME,
-    "scores": Shape.METRICS,
-    "rounds": Shape.NUMBER,
-    "busiest.paper_mb_per_round": Shape.NUMBER,
-    "busiest.wire_mb_per_round": Shape.NUMBER,
-    "flops_per_peer_round": Shape.NUMBER,
-    "failures": Shape.NUMBER,
-    "seconds": Shape.NUMBER,
-}
-"""What a summary must have."""
 ROUNDING = 1e-9
 """Equal costs may differ in the last bits of their sums."""
 
@@ -341,8 +329,6 @@ def read_run(path: Path) -> RecordedRun:
     """Read a run directory and check everything that tables and reports use."""
     run = load_run(path)
     _check_config(path / "config.toml", run.config)
-    if run.summary is not None:
-        _check_summary(path / "summary.json", run.summary, run.config["peers"])
     check_records(path / "metrics.jsonl", run.records, run.config["peers"])
     return run
 
@@ -369,23 +355,6 @@ def _check_config(file: Path, config: Mapping[str, Any]) -> None:
     method = config.get("method")
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise RunError(f"{file} is not the config of a run: method.name must be a string.")
-
-
-def _check_summary(file: Path, summary: Record, peers: int) -> None:
-    """Refuse a summary without the values that tables show; others are checked where they are."""
-    shapes = dict(SUMMARY_SHAPES)
-    for quantity in QUANTITIES:
-        if quantity.summarized and summary.get(quantity.name) is not None:
-            shapes[quantity.name] = quantity.shape
-    for key, shape in shapes.items():
-        value: Any = summary
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if not shape.accepts(value, peers):
-            raise RunError(
-                f"{file}: {key} is missing or invalid. Delete the file; resuming the run writes it"
-                " again."
-            )
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
