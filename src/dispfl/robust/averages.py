@@ -236,8 +236,12 @@ def _averaged(method: Method, requested: int) -> str:
     receiver = "a peer receives"
     if isinstance(method, ServerMethod):
         receiver = "the server averages"
-    models = "1 model" if requested == 1 else f"{requested} models"
-    return f"{receiver} {models}"
+    return f"{receiver} {_counted(requested, 'model')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    """`1 model`, or `4 models`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def withstood(method: Method, requested: int) -> int:
@@ -252,7 +256,7 @@ def protection_text(method: Method, requested: int, received: int | None = None)
     if not isinstance(method, Robust) or method.robust == "none":
         return "no robust rule: any neighbour can replace the average"
     b = method.assumed_byzantine(requested)
-    neighbours = f"{requested} neighbour" if requested == 1 else f"{requested} neighbours"
+    neighbours = _counted(requested, "neighbour")
     if b == 0:
         reason = f"of {neighbours} it withstands none, only of {FEWEST_PROTECTED} or more"
         if not method.byzantine:
