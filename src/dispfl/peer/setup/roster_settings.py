@@ -24,8 +24,8 @@ SHARED = (
     "eval_every",
 )
 """The keys of a config file that a roster may have."""
-LOCAL_DATA = ("path", "test_path", "dir", "hub")
-"""Where a site's data is."""
+LOCAL_DATA = ("path", "test_path", "dir", "hub", "reload")
+"""Where a site's data is, and when new rows are taken in."""
 NAMED = ("data", "model", "method", "topology")
 """Tables whose name may refer to code."""
 
