@@ -16,6 +16,7 @@ from dispfl.core.report import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.node import Node
+from dispfl.peer.probing import MAX_PAUSE
 from dispfl.peer.state.log import MAX_LINES
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.context import PeerTask, StepResult
@@ -57,7 +58,7 @@ def test_a_peer_restarted_after_half_a_minute_is_within_two_rounds_of_the_others
     )
 
 
-def test_a_dead_peer_costs_the_others_one_deadline_and_then_probe_timeouts() -> None:
+def test_a_dead_peer_costs_the_others_one_deadline_and_then_nothing() -> None:
     world = World(2, reliable)
 
     async def story() -> float:
@@ -67,9 +68,8 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_probe_timeouts() -> 
 
     took = run(story(), LIMIT)
     assert set(world.finished) == set(world.names) - {"007"}
-    # The first round waits 120 s. Later rounds train for 0.5 to 3 s, and some wait a probe timeout
-    # of 4 s.
-    assert took < 120 + ROUNDS * (3 + 1 + 4) + 20 * 3
+    # The first round waits 120 s. Later rounds train for 0.5 to 3 s, and wait for no probe.
+    assert took < 120 + ROUNDS * (3 + 1) + 20
 
 
 class Unresponsive(MemoryTransport):
@@ -83,7 +83,7 @@ class Unresponsive(MemoryTransport):
         await super().serve(never)
 
 
-def test_a_peer_that_only_sends_requests_costs_others_one_deadline_then_probe_timeouts() -> None:
+def test_a_peer_that_only_sends_requests_costs_others_one_deadline_and_then_nothing() -> None:
     world = World(2, reliable, peers=4)
 
     async def story() -> None:
@@ -100,11 +100,57 @@ def test_a_peer_that_only_sends_requests_costs_others_one_deadline_then_probe_ti
     for name in world.names[:3]:
         ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
         assert len(ends) == ROUNDS
-        # The first round waits for it. Later rounds train for 0.5 to 3 s and wait 4 s; a deadline
-        # is 20 s.
-        assert max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 1
+        # The first round waits for it. Later rounds train for 0.5 to 3 s and do not wait for it; a
+        # deadline is 20 s.
+        assert max(after - before for before, after in itertools.pairwise(ends)) < 3 + 2
         received = [peers for t, peers in world.stores[name].received.items() if t > 0]
         assert received == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
+
+
+class LateAnswers(MemoryTransport):
+    """Answers requests for models, 18 s after they arrived: just before the deadline."""
+
+    async def serve(self, handler: Handler) -> None:
+        async def late(sender: str, request: Request) -> Response:
+            response = await handler(sender, request)
+            await asyncio.sleep(18 if response.header.get("status") == "model" else 0)
+            return response
+
+        await super().serve(late)
+
+
+def test_a_member_that_answers_just_in_time_delays_few_rounds_and_is_received_when_it_answers() -> (
+    None
+):
+    world = World(2, reliable, peers=5, rounds=60)
+    world.network.timeout = 30
+    make = world.node
+    nodes: dict[str, Node] = {}
+
+    def with_a_slow_one(name: str) -> Node:
+        node = nodes[name] = make(name)
+        if name == "004":
+            replace_transport(node, LateAnswers(world.network, name))
+        return node
+
+    world.node = with_a_slow_one  # type: ignore[method-assign]
+
+    async def story() -> None:
+        await asyncio.gather(*(await everyone(world)).values())
+
+    run(story(), LIMIT)
+    for name in world.names[:4]:
+        status = nodes[name].ctx.status
+        assert status.peers["004"].slow
+        assert status.peers["004"].latency > 15
+        assert not any(status.peers[other].slow for other in world.names[:4] if other != name)
+        ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
+        durations = [after - before for before, after in itertools.pairwise(ends)]
+        assert max(durations[6:]) < 2 * (3 + 1)
+        assert status.deadline == 20.0  # it has not grown
+        later = [t for t, peers in world.stores[name].received.items() if "004" in peers and t > 10]
+        assert len(later) >= 3
+        assert events_about(world, name, "004").count("slow") == 1
 
 
 def test_no_peer_misses_another_that_starts_within_the_startup_period() -> None:
@@ -131,8 +177,8 @@ class SlowLink(MemoryTransport):
         return response
 
 
-def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> None:
-    world = World(3, reliable, peers=2)
+def test_a_peer_on_a_slow_link_is_received_again_after_the_next_probe() -> None:
+    world = World(3, reliable, peers=2, rounds=30)
     make = world.node
 
     def slow(name: str) -> Node:
@@ -148,6 +194,7 @@ def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> 
         world.network.partition({"000"}, {"001"})
         await asyncio.sleep(40)
         world.network.heal()
+        await asyncio.sleep(MAX_PAUSE)  # the longest time between two probes
         begun = {name: len(world.stores[name].rounds) for name in living}
         await asyncio.gather(*living.values())
         return begun

@@ -1,5 +1,6 @@
 """`dispfl peer status`: the site, its members, and the status that its node last wrote."""
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,7 +146,7 @@ def _members(members: "Sequence[MemberStatus]") -> "Table":
 def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     has_distances = any(peer.get("distance") is not None for peer in peers.values())
     has_privacy = any(peer.get("privacy") for peer in peers.values())
-    columns = ["name", "round", "seen", "received", "sent", "answered", "missed"]
+    columns = ["name", "round", "seen", "received", "sent", "answered", "missed", "latency"]
     if has_distances:
         columns.append("distance")
     if has_privacy:
@@ -161,6 +162,7 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             f"{peer.get('sent_bytes', 0) / 1e6:.2f} MB",
             str(peer.get("answered", 0)),
             str(peer.get("missed", 0)),
+            _latency(peer),
         ]
         if has_distances:
             distance = peer.get("distance")
@@ -169,6 +171,15 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             cells.append(_privacy(peer.get("privacy")))
         _add(table, *cells)
     return table
+
+
+def _latency(peer: Mapping[str, Any]) -> str:
+    """`0.12 s`, how long a peer usually takes to answer, or `27 s, slow`."""
+    latencies = peer.get("latencies") or []
+    if not latencies:
+        return "-"
+    text = f"{statistics.median(latencies):.2g} s"
+    return f"{text}, slow" if peer.get("slow") else text
 
 
 def _privacy(announced: Mapping[str, Any] | None) -> str:

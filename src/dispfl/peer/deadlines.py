@@ -1,5 +1,6 @@
 """How long a node waits for other peers: the deadline of a round, and the startup period."""
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -87,9 +88,9 @@ class Deadlines:
     def deadline(self) -> float:
         """Seconds after which the round continues without the peers that have not responded.
 
-        Others decide how long a round lasts: a peer that responds just in time, round after round,
-        extends it. So no deadline of a run exceeds that of its first round, unless our own steps
-        take as long.
+        Others decide how long a round lasts: half of them, if they respond just in time round after
+        round, extend it. So no deadline of a run exceeds that of its first round, unless our own
+        steps take as long.
         """
         if self.is_first_round:
             return max(self.startup, self.min)
@@ -103,13 +104,32 @@ class Deadlines:
         return min(self.deadline, self.min) / 5
 
     def record_round(self, waited: float, step: float) -> None:
-        """Record the duration of a round: until the last response, and of the step.
+        """Record the duration of a round: until half of the responses had arrived, and of the step.
 
-        Time spent waiting for a peer that does not respond is not counted: a dead neighbour would
-        extend all following deadlines.
+        The last responses are not counted: a slow neighbour, or one that answers late on purpose,
+        would extend all following deadlines.
         """
         self._rounds.append(waited + step)
         self._steps.append(step)
+
+    @property
+    def slow_after(self) -> float:
+        """Seconds after which an answer is slow; a fifth of `min` is never."""
+        if self.is_first_round:
+            return math.inf
+        usual = self.factor * statistics.median(self._rounds)
+        return min(self.deadline, max(usual, self.probe_timeout))
+
+    def note_latency(self, peer: PeerStatus, seconds: float) -> None:
+        """Note how long a peer took to answer, and whether it is persistently slow.
+
+        It is slow if most of its last answers were, and until all of its last answers are quick.
+        """
+        peer.latencies = [*peer.latencies, round(seconds, 3)][-WINDOW_ROUNDS:]
+        if len(peer.latencies) < WINDOW_ROUNDS:
+            return
+        typical = max(peer.latencies) if peer.slow else statistics.median(peer.latencies)
+        peer.slow = typical > self.slow_after
 
 
 class DeadlineSettings(Settings):
@@ -118,8 +138,8 @@ class DeadlineSettings(Settings):
     table: ClassVar[str] = "deadlines"
 
     min: float = Field(default=Deadlines.min, gt=0)
-    """The shortest deadline, in seconds; a peer that did not respond the last time gets a fifth of
-    it."""
+    """The shortest deadline, in seconds; an unreachable peer is retried for a fifth of it, and one
+    whose answers take less is never slow."""
     startup: float = Field(default=Deadlines.startup, gt=0)
     """The deadline of the first round, while sites are being started by hand. Later ones exceed it
     only where our own steps take that long."""

@@ -26,7 +26,8 @@ from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
-from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
+from dispfl.peer.client import Client
+from dispfl.peer.model_fetch import MAX_BACKOFF, MIN_BACKOFF, RoundResponses
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
 from dispfl.peer.waiting import Waiting
@@ -74,16 +75,19 @@ class Node:
         the operator says which one it is.
         """
         await self._start(t)
-        if at_round is None:
-            t = self._follow(t, await self._federation_round(t))
-        else:
-            t = self._obey(t, at_round)
+        try:
+            if at_round is None:
+                t = self._follow(t, await self._federation_round(t))
+            else:
+                t = self._obey(t, at_round)
 
-        while t < self.ctx.rounds or await self._is_extended(t):
-            t, state = await self._round(t, state)
+            while t < self.ctx.rounds or await self._is_extended(t):
+                t, state = await self._round(t, state)
 
-        self.ctx.status.round = t
-        await self._serve_stragglers()
+            self.ctx.status.round = t
+            await self._serve_stragglers()
+        finally:
+            await self.client.close()
         self.ctx.status.state = self.ctx.status.final_state
         return state
 
@@ -282,6 +286,8 @@ class Node:
         }
         if report.discarded:
             fields["discarded"] = report.discarded
+        if responses.latencies:
+            fields["seconds"] = _latency_texts(responses.latencies)
         if report.distances:
             fields["distances"] = _distance_texts(report.distances)
         ctx.log("round", fields)
@@ -363,3 +369,8 @@ def _distance_texts(distances: Mapping[str, float | None]) -> list[str]:
         distance = distances[name]
         texts.append(f"{name}=unknown" if distance is None else f"{name}={distance:.3g}")
     return texts
+
+
+def _latency_texts(latencies: Mapping[str, float]) -> list[str]:
+    """Return `bob=0.12`, sorted by name."""
+    return [f"{name}={latencies[name]:.2f}" for name in sorted(latencies)]

@@ -1,6 +1,7 @@
 """What the client and the server of a node share: members, published models, guard and status."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -240,7 +241,19 @@ class NodeContext:
         """Members to sync with first: they follow a version of the spec that we lack."""
         self.contact = asyncio.Event()
         """Set by every request of another peer."""
+        self._contacts: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._offer: Offer | None = None
+
+    def contact_of(self, name: str) -> asyncio.Event:
+        """An event that every request of this peer sets."""
+        return self._contacts[name]
+
+    def note_contact(self, name: str) -> None:
+        """Note that a peer has sent a request."""
+        self.status.peers[name].last_request = asyncio.get_running_loop().time()
+        self.contact.set()
+        if name in self._contacts:
+            self._contacts[name].set()
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run a longer computation without blocking the event loop."""

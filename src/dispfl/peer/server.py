@@ -1,6 +1,5 @@
 """The server half of a node: answers `sync` and `model` requests of other peers."""
 
-import asyncio
 from typing import NoReturn
 
 from dispfl.core.packed import Mask, PackedModel
@@ -12,7 +11,7 @@ from dispfl.peer.transport.base import Refused, Request, Response
 from dispfl.round.exchange import check_request, encode_model
 from dispfl.wire.refusals import Refusal
 
-MAX_HOLD = 10.0
+HOLD_SECONDS = 5.0
 """Seconds that a request for a later round is held before the response is "wait"."""
 MAX_NONCE_CHARS = 64
 
@@ -25,8 +24,7 @@ class Server:
 
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
-        self.ctx.status.peers[sender].last_request = asyncio.get_running_loop().time()
-        self.ctx.contact.set()
+        self.ctx.note_contact(sender)
         guard = self.ctx.guard
         guard.check(sender)
         guard.charge(sender, len(request.body), is_sync=request.kind == "sync")
@@ -75,7 +73,7 @@ class Server:
             message = f"{ctx.name} has just joined and has no model yet."
             self._refuse(sender, Refusal.JOINING, message)
 
-        model = await ctx.published.wait_for(t, _hold_seconds(request))
+        model = await ctx.published.wait_for(t, HOLD_SECONDS)
         if model is None:
             if not ctx.published.is_past(t):
                 return Response({"status": "wait", **ctx.about_us()})
@@ -156,11 +154,3 @@ class Server:
             self.ctx.peer_log.event(sender, "refused request", reason=str(reason), detail=message)
         self.ctx.guard.count(sender, reason)
         raise Refused(reason, message)
-
-
-def _hold_seconds(request: Request) -> float:
-    """Seconds to hold a request for a later round: as the client asks, at most `MAX_HOLD`."""
-    hold = request.header.get("hold")
-    if not isinstance(hold, int | float):
-        return MAX_HOLD
-    return min(MAX_HOLD, max(0.0, hold))

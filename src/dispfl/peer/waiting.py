@@ -15,8 +15,9 @@ import contextlib
 from collections.abc import Sequence
 
 from dispfl.methods.base import PeerState
-from dispfl.peer.client import MIN_BACKOFF, Client, RoundResponses
+from dispfl.peer.client import Client
 from dispfl.peer.member_sync import WaitReason
+from dispfl.peer.model_fetch import MIN_BACKOFF, RoundResponses
 from dispfl.peer.node_context import NodeContext
 
 MIN_PAUSE = 1.0

@@ -10,9 +10,9 @@ from simulated_world import LIMIT, FakeTraining, World, reliable
 
 from dispfl.core.packed import PackedModel
 from dispfl.methods.base import PeerState
-from dispfl.peer.client import RoundResponses
 from dispfl.peer.member_sync import agreed_round
 from dispfl.peer.membership.spec_change import FIRST_VERSION
+from dispfl.peer.model_fetch import RoundResponses
 from dispfl.peer.node import Node
 from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
 from dispfl.peer.state.status import NodeStatus, announced_privacy

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass, field
@@ -40,6 +41,10 @@ class PeerStatus:
     """Message bodies received from it."""
     sent_bytes: int = 0
     """Message bodies sent to it."""
+    latencies: list[float] = field(default_factory=list)
+    """Seconds that it took to answer our last requests for models, oldest first."""
+    slow: bool = False
+    """Most of these are long: rounds do not wait for it, and use its models when they arrive."""
     unreachable: bool = False
     """Our last request got no response; its own requests do not count."""
     silent: bool = False
@@ -57,6 +62,16 @@ class PeerStatus:
     def was_seen(self) -> bool:
         """Whether it ever sent anything."""
         return self.last_seen is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may send its model: our last request got a response, and our specs agree."""
+        return not self.unreachable and self.spec_mismatch is None
+
+    @property
+    def latency(self) -> float | None:
+        """The median of its last latencies."""
+        return statistics.median(self.latencies) if self.latencies else None
 
     def mark_seen(self, t: int | None, now: float) -> None:
         """Note a request or a response, and its current round."""
