@@ -297,9 +297,20 @@ def test_the_dates_of_a_certificate_are_checked(monkeypatch: pytest.MonkeyPatch)
     assert found.text.endswith(", not now")
 
 
-def test_the_clock_is_compared_with_the_worst_member() -> None:
+def test_the_clock_that_differs_from_most_others_is_the_wrong_one() -> None:
     assert check_clock({"bob": 0.4, "carol": -2.0}).level == Level.OK
-    assert check_clock({"bob": 0.4, "carol": -600.0}).text == "it is 10 min ahead of carol's"
+    carols = check_clock({"bob": 0.4, "carol": -600.0})
+    assert (carols.level, carols.text) == (
+        Level.WARNING,
+        "carol's is 10 min behind the others; ours is right",
+    )
+    assert carols.advice == "Tell carol to set its clock: timedatectl"
+    ours = check_clock({"bob": 7200.0, "carol": 7201.0, "dave": 0.0, "erin": 7200.0})
+    assert ours.text == "it is 2 h behind those of most members"
+    assert ours.advice.startswith("Set this machine's clock")
+    unanswered = check_clock({}, expired=["bob", "carol"])
+    assert unanswered.level == Level.FAILURE
+    assert unanswered.text.endswith("when the certificate of bob and carol is not valid")
     assert check_clock({"bob": 600.0}).level == Level.WARNING
     assert check_clock({"bob": 3 * 86_400.0}).level == Level.FAILURE
     assert check_clock({"bob": 3 * 86_400.0}).text == "it is 72 h behind bob's"

@@ -102,7 +102,7 @@ def test_a_peer_that_only_sends_requests_costs_others_one_deadline_and_then_noth
         assert len(ends) == ROUNDS
         # The first round waits for it. Later rounds train for 0.5 to 3 s and do not wait for it; a
         # deadline is 20 s.
-        assert max(after - before for before, after in itertools.pairwise(ends)) < 3 + 2
+        assert max(after - before for before, after in itertools.pairwise(ends)) < 3 + 3
         received = [peers for t, peers in world.stores[name].received.items() if t > 0]
         assert received == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
 
@@ -142,7 +142,7 @@ def test_a_member_that_answers_just_in_time_delays_few_rounds_and_is_received_wh
     for name in world.names[:4]:
         status = nodes[name].ctx.status
         assert status.peers["004"].slow
-        assert status.peers["004"].latency > 15
+        assert (status.peers["004"].latency or 0) > 15
         assert not any(status.peers[other].slow for other in world.names[:4] if other != name)
         ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
         durations = [after - before for before, after in itertools.pairwise(ends)]

@@ -30,7 +30,6 @@ from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.model_fetch import MAX_AGE
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
-from dispfl.peer.server import HOLD_SECONDS
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.transport.base import JSON
 from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
@@ -40,7 +39,7 @@ from dispfl.topology import RandomRegular, peer_names
 
 PEERS, ROUNDS, DEGREE = 16, 20, 4
 MIN_DEADLINE = 20.0
-TIMEOUT = HOLD_SECONDS + 2.0
+TIMEOUT = 12.0
 """Seconds without a response after which a request fails; longer than requests are held."""
 LIMIT = 24 * 3600.0
 PATIENCE = 1200.0

@@ -67,6 +67,8 @@ class Node:
 
     def __post_init__(self) -> None:
         self.waiting = Waiting(self.ctx, self.client)
+        self._is_exhausted = False
+        """Whether the log says that the privacy budget is spent."""
 
     async def run(self, t: int, state: PeerState, at_round: int | None = None) -> PeerState:
         """Run the rounds from t to the last, and return the last state.
@@ -270,13 +272,7 @@ class Node:
             status.peers[name].distance = distance
         self._report_protection(t, report, responses)
 
-        if report.failure:
-            status.failed_steps += 1
-            status.last_failure = f"round {t}: {report.failure}"
-            detail = f"{report.failure} The model of the last round is kept."
-            ctx.log("step failed", {"round": t, "detail": detail})
-        else:
-            ctx.joining = False
+        self._report_failure(t, report)
 
         fields: dict[str, object] = {
             "round": t,
@@ -291,6 +287,21 @@ class Node:
         if report.distances:
             fields["distances"] = _distance_texts(report.distances)
         ctx.log("round", fields)
+
+    def _report_failure(self, t: int, report: Report) -> None:
+        """Show a step that failed, or once that the privacy budget is spent: then none is taken."""
+        ctx = self.ctx
+        if report.exhausted:
+            if not self._is_exhausted:
+                ctx.log("budget spent", {"round": t, "detail": report.failure})
+            self._is_exhausted = True
+        elif report.failure:
+            ctx.status.failed_steps += 1
+            ctx.status.last_failure = f"round {t}: {report.failure}"
+            detail = f"{report.failure} The model of the last round is kept."
+            ctx.log("step failed", {"round": t, "detail": detail})
+        else:
+            ctx.joining = False
 
     def _report_protection(self, t: int, report: Report, responses: RoundResponses) -> None:
         """Show how the round's average was protected from Byzantine peers; log each change."""

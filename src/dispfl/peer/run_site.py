@@ -200,6 +200,7 @@ async def open_node(
             network.watch_members(ctx, site.members.file.latest()),
             status_writer.write_regularly(),
             saving.retry(),
+            network.watch_clocks(ctx),
             service.watch(ctx.status, lambda: network.transport.is_serving),
         ]
         await stack.enter_async_context(_in_background(tasks))

@@ -11,7 +11,7 @@ from dispfl.peer.transport.base import Refused, Request, Response
 from dispfl.round.exchange import check_request, encode_model
 from dispfl.wire.refusals import Refusal
 
-HOLD_SECONDS = 5.0
+HOLD_SECONDS = 1.0
 """Seconds that a request for a later round is held before the response is "wait"."""
 MAX_NONCE_CHARS = 64
 

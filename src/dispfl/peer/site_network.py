@@ -6,6 +6,7 @@ from collections import Counter
 from cryptography import x509
 
 from dispfl.errors import DispflError
+from dispfl.peer.clocks import wrong_clock
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.audit_log import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
@@ -19,6 +20,8 @@ from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.wire.codec import HEADER
 
+CLOCK_INTERVAL = 30.0
+"""Seconds between two comparisons of the members' clocks."""
 MEMBERS_INTERVAL = 0.5
 """Seconds between two checks of the members file."""
 BODY_MARGIN = 4096
@@ -86,6 +89,22 @@ class SiteNetwork:
             pin(self.server_tls, certificate)
         self._generation = generation  # last: what fails is tried again
         self._pinned = pinned
+
+    async def watch_clocks(self, ctx: NodeContext) -> None:
+        """Log whose clock is wrong, once, by the dates in the members' responses."""
+        logged: set[str | None] = set()
+        while True:
+            await asyncio.sleep(CLOCK_INTERVAL)
+            ahead = {}
+            for name in list(ctx.status.peers):
+                seconds = self.transport.clock_ahead(name)
+                if seconds is not None:
+                    ahead[name] = seconds
+            wrong = wrong_clock(ahead)
+            if wrong is not None and wrong.is_certain and wrong.name not in logged:
+                logged.add(wrong.name)
+                site = wrong.name or ctx.name
+                ctx.log("wrong clock", {"peer": site, "seconds_ahead": round(wrong.ahead)})
 
     async def watch_members(self, ctx: NodeContext, members: MemberList) -> None:
         """Apply, save and log changes of the member list, by other processes and by members.

@@ -88,6 +88,8 @@ class Exhausted(FakeTraining):
     ) -> StepResult:
         step = await super().step(task, state, received)
         step.report.exhausted = task.t >= 2
+        if step.report.exhausted:
+            step.report.failure = "It no longer trains."
         return step
 
 
@@ -120,6 +122,11 @@ def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> N
 
     run(story(), LIMIT)
     assert seen == {True, False}  # first left, then used up
+    status = nodes["001"].ctx.status
+    assert (status.failed_steps, status.last_failure) == (0, None)  # nothing has failed
+    events = [event for _, name, event, _ in world.trace if name == "001"]
+    assert events.count("budget spent") == 1
+    assert "step failed" not in events
     for name in ("000", "002"):
         peers = nodes[name].ctx.status.as_json()["peers"]
         assert peers["001"]["privacy"] == {"epsilon": 4.0, "delta": 1e-5, "left": False}

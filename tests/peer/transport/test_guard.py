@@ -4,7 +4,7 @@ import pytest
 from messages import refused
 
 from dispfl.peer.transport.base import Refused
-from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.guard import AddressLimit, RequestGuard
 from dispfl.wire.refusals import Refusal
 
 
@@ -168,3 +168,19 @@ def test_a_peer_has_a_budget_of_bytes_both_ways(guard: RequestGuard) -> None:
     guard.charge("bob", 1, is_sync=True)
     with refused(Refused):
         guard.charge("bob", 0, is_sync=False)
+
+
+def test_an_address_is_limited_while_its_member_is_banned_and_no_other_is() -> None:
+    now = 100.0
+    limit = AddressLimit(lambda: now)
+    assert all(limit.allows("192.0.2.1") for _ in range(1000))
+    limit.limit("192.0.2.1", 60)
+    allowed = [limit.allows("192.0.2.1") for _ in range(100)]
+    assert allowed == [True] * 20 + [False] * 80
+    assert all(limit.allows("192.0.2.2") for _ in range(1000))
+    now += 1.0
+    assert [limit.allows("192.0.2.1") for _ in range(100)].count(True) == 20
+    now += 60
+    assert all(limit.allows("192.0.2.1") for _ in range(1000))
+    limit.limit("192.0.2.3", 60)  # forgets the first one
+    assert limit._until.keys() == limit._accepted.keys() == {"192.0.2.3"}

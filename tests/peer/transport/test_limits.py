@@ -15,7 +15,7 @@ import pytest
 from messages import refused
 
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
-from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.guard import AddressLimit, RequestGuard
 from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.listener import wait_until
 
@@ -330,3 +330,37 @@ def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
         play(scenario)
     finally:
         answered.set()
+
+
+def test_a_banned_members_connection_is_closed_and_it_gets_few_new_ones(
+    network: Any, play: Play
+) -> None:
+    async def scenario() -> None:
+        guard = RequestGuard()
+        bob = await network.serve("bob", echo, guard=guard)
+        carol = network.join("carol")
+        assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
+        for _ in range(RequestGuard.STRIKES):
+            guard.count("alice", "malformed")
+
+        reader, writer = await network.connect_as("alice")
+        writer.write((HEADER + b"content-length: 0\r\n\r\n") * 100)
+        with contextlib.suppress(OSError):
+            answers = await reader.read()  # until the connection is closed
+            assert answers.count(b'"refused":"banned"') == 1
+        writer.transport.abort()
+
+        accepted = 0
+        for _ in range(3 * int(AddressLimit.PER_SECOND)):
+            with contextlib.suppress(OSError):
+                _, writer = await network.connect_as("alice")
+                accepted += 1
+                writer.transport.abort()
+        assert bob.counters.refused["unknown"]["banned"] > 0
+        assert accepted < 3 * AddressLimit.PER_SECOND
+        # A member behind the same address keeps its connection.
+        assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
+        for transport in (carol, bob):
+            await transport.close()
+
+    play(scenario)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dispfl.errors import DispflError
 from dispfl.peer.client import Client
+from dispfl.peer.clocks import MAX_DIFFERENCE, wrong_clock
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor.findings import (
     Finding,
@@ -24,7 +25,7 @@ from dispfl.peer.doctor.findings import (
     warning,
 )
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.identity import server_context
+from dispfl.peer.membership.identity import is_current, server_context
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
@@ -41,8 +42,6 @@ ANSWER_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
 """How long a member that runs is given to connect to us: in the first round it tries every two
 seconds."""
-CLOCK_WARNING = 5.0
-"""Seconds between two clocks from which on logs are hard to compare."""
 CLOCK_FAILURE = 86_400.0
 """Seconds between two clocks from which on certificates may not be valid yet."""
 AT_ONCE = 32
@@ -105,12 +104,17 @@ def check_network(
         text = f"not one can be reached: {names_of(names)}"
         advice = "Normal while no other site runs. Otherwise check this machine's network."
         yield failure("members", text, advice)
-    yield check_clock(answers.ahead)
+    expired = [member.name for member in members if not is_current(member.certificate)]
+    clock = check_clock(answers.ahead, expired)
+    yield clock
     yield from check_spec(answers)
     peers = status.get("peers") or {}
     for member in members:
         renew = f"ask {member.name} for a new key and invite"
         finding = check_certificate(member.name, member.certificate, renew)
+        if finding.level == Level.FAILURE and answers.ahead and clock.level == Level.OK:
+            advice = f"This machine's clock is right, so {renew}, made with a right clock."
+            finding = replace(finding, advice=advice)
         if finding.level != Level.OK:
             yield replace(finding, text=f"its certificate is {finding.text}")
         yield check_member(member, answers, peers.get(member.name, {}), running)
@@ -257,22 +261,36 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_clock(ahead: Mapping[str, float]) -> Finding:
-    """Compare our clock with those of the members that answered."""
+def check_clock(ahead: Mapping[str, float], expired: Collection[str] = ()) -> Finding:
+    """Compare our clock with those of the members that answered.
+
+    `expired` are members whose certificates are not valid by our clock: if no member answers for
+    that reason, our clock is wrong.
+    """
     if not ahead:
-        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        shown_time = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        if expired:
+            text = (
+                f"it shows {shown_time}, when the certificate of {names_of(expired)} is not valid"
+            )
+            return failure("clock", text, "Set this machine's clock: timedatectl")
         advice = "Compare it with your watch, or run doctor again when a member runs."
-        return warning("clock", f"it shows {now}; no member answered to compare it with", advice)
-    name = max(ahead, key=lambda name: abs(ahead[name]))
-    worst = ahead[name]
-    direction = "behind" if worst > 0 else "ahead of"
-    off = f"{duration(abs(worst))} {direction} {name}'s"
-    if abs(worst) < CLOCK_WARNING:  # a date has whole seconds
-        return ok("clock", f"within {CLOCK_WARNING:.0f} s of {names_of(ahead)}")
-    advice = "Set the clock that is wrong; NTP keeps it right: timedatectl"
-    if abs(worst) >= CLOCK_FAILURE:
-        return failure("clock", f"it is {off}", advice)
-    return warning("clock", f"it is {off}", advice)
+        text = f"it shows {shown_time}; no member answered to compare it with"
+        return warning("clock", text, advice)
+
+    wrong = wrong_clock(ahead)
+    if wrong is None:
+        return ok("clock", f"within {MAX_DIFFERENCE:.0f} s of {names_of(ahead)}")
+    off = f"{duration(abs(wrong.ahead))} {'ahead of' if wrong.ahead > 0 else 'behind'}"
+    finding = failure if abs(wrong.ahead) >= CLOCK_FAILURE else warning
+    if not wrong.is_certain:
+        advice = "Set the clock that is wrong; NTP keeps it right: timedatectl"
+        return finding("clock", f"it is {off} {names_of(ahead)}'s", advice)
+    if wrong.name is None:
+        advice = "Set this machine's clock; NTP keeps it right: timedatectl"
+        return finding("clock", f"it is {off} those of most members", advice)
+    advice = f"Tell {wrong.name} to set its clock: timedatectl"
+    return warning("clock", f"{wrong.name}'s is {off} the others; ours is right", advice)
 
 
 def check_spec(answers: Answers) -> Iterator[Finding]:

@@ -20,6 +20,40 @@ HARMLESS = {
 """Refusals that honest peers cause, too; they do not count towards a ban."""
 
 
+class AddressLimit:
+    """Limits new connections from the addresses of banned members, which would reconnect at once.
+
+    Others behind the same address keep their open connections, and connect a little later.
+    """
+
+    PER_SECOND = 20.0
+    """Connections that are accepted from such an address; a TLS handshake takes milliseconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until: dict[str, float] = {}
+        self._accepted: dict[str, deque[float]] = {}
+
+    def limit(self, address: str, seconds: float) -> None:
+        """Limit an address from now on."""
+        now = self._now()
+        for expired in [other for other, until in self._until.items() if until <= now]:
+            del self._until[expired], self._accepted[expired]
+        self._until[address] = now + seconds
+        self._accepted.setdefault(address, deque(maxlen=int(self.PER_SECOND)))
+
+    def allows(self, address: str) -> bool:
+        """Whether to accept another connection from an address."""
+        now = self._now()
+        if self._until.get(address, 0.0) <= now:
+            return True
+        accepted = self._accepted[address]
+        if len(accepted) == accepted.maxlen and now - accepted[0] < 1.0:
+            return False
+        accepted.append(now)
+        return True
+
+
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
@@ -76,6 +110,7 @@ class RequestGuard:
         """By sender: the start of its current window, and the number of records received since."""
         self._answered: dict[str, dict[int, dict[str, _Answered]]] = defaultdict(dict)
         """By sender, round and nonce."""
+        self.addresses = AddressLimit(now)
 
     def check(self, sender: str) -> None:
         """Refuse a banned peer, and one that has used up its budget, before a body is read."""

@@ -100,7 +100,9 @@ class HttpsTransport:
             self.counters,
             self.guard,
         )
-        self._listener = Listener(self._server, http_handler, self.limits, self.counters)
+        self._listener = Listener(
+            self._server, http_handler, self.limits, self.counters, self.guard.addresses
+        )
         await self._listener.open(*self._listen)
         self.is_serving = True
 

@@ -315,11 +315,22 @@ class _PinnedConnector(aiohttp.TCPConnector):
                 raise _wrong_certificate(self._name)
 
 
+_WRONG_DATES = ("certificate is not yet valid", "certificate has expired")
+"""What OpenSSL says of certificates whose dates do not fit this machine's clock."""
+
+
 def _wrong_certificate(
     name: str, problem: aiohttp.ClientConnectorCertificateError | None = None
 ) -> Refused:
     message = f"{name}'s certificate is not the accepted one"
     detail = getattr(problem.certificate_error, "verify_message", "") if problem else ""
+    if detail in _WRONG_DATES:
+        message = (
+            f"{name}'s certificate is not valid now by this machine's clock, which shows"
+            f" {time.strftime('%Y-%m-%d')} ({detail}); `dispfl peer doctor` says whose clock is"
+            " wrong."
+        )
+        return Refused(Refusal.WRONG_CERTIFICATE, message)
     if detail:
         message += f" ({detail})"
     message += "; compare fingerprints with `dispfl peer status`."

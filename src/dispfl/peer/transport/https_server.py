@@ -38,6 +38,8 @@ _RECORD_OVERHEAD = 22
 """The size of its header, content type and tag."""
 _POLL_SECONDS = 0.005
 """Interval between checks of how much of a response is sent."""
+_FLOODS = (Refusal.BANNED, Refusal.TOO_MANY_REQUESTS)
+"""Refusals after which the connection is closed, and few others are accepted from its address."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +72,11 @@ class HttpHandler:
             try:
                 return await self._dispatch(http_request, connection)
             except Refused as refused:
-                return _refusal(http_request, refused)
+                response = _refusal(http_request, refused)
+                if refused.reason in _FLOODS:  # the next request costs it a handshake
+                    response.force_close()
+                    self._guard.addresses.limit(connection.address, self._guard.BAN_SECONDS)
+                return response
             except StalledError:
                 connection.abort(Refusal.SLOW)
                 raise ConnectionResetError("The connection was too slow.") from None

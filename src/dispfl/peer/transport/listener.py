@@ -21,6 +21,7 @@ from dispfl.errors import ConfigError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Refused
+from dispfl.peer.transport.guard import AddressLimit
 from dispfl.peer.transport.http import (
     UNKNOWN,
     CountingSocket,
@@ -146,9 +147,11 @@ class Listener:
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         limits: Limits,
         counters: TransportCounters,
+        addresses: AddressLimit,
     ) -> None:
         self.limits = limits
         self.counters = counters
+        self.addresses = addresses
         self.connections: dict[CountingSocket, ServerConnection] = {}
         """The open connections, oldest first."""
         self.port = 0
@@ -291,6 +294,10 @@ class Listener:
                 )
 
     def _on_accept(self, accepted: socket.socket, address: str) -> None:
+        if not self.addresses.allows(address):
+            self.counters.refuse(Refusal.BANNED)
+            accepted.close()
+            return
         if not self._make_room_for_unauthenticated(address):
             self.counters.refuse(Refusal.TOO_MANY_CONNECTIONS)
             accepted.close()
