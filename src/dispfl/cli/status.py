@@ -85,6 +85,11 @@ def _notes(status: "SiteStatus") -> list[str]:
         notes.append(f"Version {status.spec_version} of the federation's spec: peer spec show")
     for proposal in status.proposals:
         notes.append(f"Proposed change of the spec: {proposal} (dispfl peer spec confirm)")
+    if status.running and node.get("clone_seen_by"):
+        notes.append(
+            f"A COPY of this site runs, too, says {', '.join(node['clone_seen_by'])}: stop one of"
+            " them; if it is not yours, have the others revoke this site."
+        )
     if status.running and node.get("save_problem"):
         notes.append(
             f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}. Free"

@@ -44,6 +44,10 @@ class MemberSync:
     deadlines: Deadlines
     rng: random.Random
 
+    def __post_init__(self) -> None:
+        self._was_listed = False
+        """Whether the roster has listed this site."""
+
     def members_to_greet(self, t: int) -> list[str]:
         """Choose the members that a node greets when it starts: neighbours, and some others."""
         participants = self.ctx.participants
@@ -110,6 +114,33 @@ class MemberSync:
             f" than half must agree, or start with --round {min(beyond)}"
         )
         return WaitReason("disagreement", text)
+
+    def revocations(self) -> WaitReason | None:
+        """Say which members have revoked us, by what they say; None if none has."""
+        texts = {}
+        for name, peer in sorted(self.ctx.status.peers.items()):
+            if peer.revocation:
+                texts[name] = peer.revocation
+        if not texts:
+            return None
+        names = ", ".join(texts)
+        last_text = list(texts.values())[-1]
+        text = f"refused by {names}: {last_text} Ask the administrators or these sites."
+        return WaitReason("revoked", text)
+
+    def stop_if_removed(self) -> None:
+        """Stop once a signed roster that listed this site does not list it any more."""
+        roster = self.ctx.membership.roster()
+        if roster is None:
+            return
+        is_listed = self.ctx.name in roster.members()
+        if self._was_listed and not is_listed:
+            signers = ", ".join(sorted(roster.signatures))
+            raise RunError(
+                f"Version {roster.version} of the roster, signed by {signers}, does not list"
+                f" {self.ctx.name} any more: this site is no longer a member of the federation."
+            )
+        self._was_listed = is_listed
 
     def stop_if_all_mismatch(self, t: int) -> None:
         """Stop if all members have another spec, or, after the startup period, all reachable ones.
@@ -206,6 +237,8 @@ class MemberSync:
             yield
         except Refused as refused:
             ctx.status.peers[name].refusals += 1
+            if refused.reason == Refusal.REVOKED:
+                ctx.note_revocation(name, refused.message)
             if refused.reason == Refusal.SPEC_MISMATCH:
                 ctx.note_spec_mismatch(name, refused.message)
             else:

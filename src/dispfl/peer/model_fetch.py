@@ -345,6 +345,8 @@ class ModelFetch:
         peer.refusals += 1
         if refused.reason == Refusal.JOINING:
             self.responses.without_model.append(sender)
+        if refused.reason == Refusal.REVOKED:
+            ctx.note_revocation(sender, refused.message)
         if refused.reason != Refusal.SPEC_MISMATCH:
             ctx.peer_log.problem(sender, "refused", refused.message, refused.reason)
         elif peer.spec_mismatch is None:

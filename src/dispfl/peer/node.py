@@ -186,6 +186,7 @@ class Node:
 
         responses = await self.client.fetch_models(t, state)
         members.stop_if_all_mismatch(t)
+        members.stop_if_removed()
         if responses.is_stale:
             await members.ask_rounds(t)
             current = members.agreed_round(t) or t

@@ -25,6 +25,7 @@ from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
 
 T = TypeVar("T")
+MAX_INSTANCE_CHARS = 64
 MODELS_PER_BUDGET = 50
 """Dense models that one peer may send and receive in a round: one, resumed 20 times, and more."""
 
@@ -227,6 +228,8 @@ class NodeContext:
     """The versions of the spec; by default one, for all rounds."""
     on_changed_settings: Callable[[RunContext], None] = lambda run: None
     """Called before the first round with changed settings."""
+    instance: str = ""
+    """A random name of this process, by which others notice a copy of the site; empty: none."""
     alone_rounds: int = 0
     """Consecutive rounds that this peer may train without a received model."""
 
@@ -297,8 +300,36 @@ class NodeContext:
             reported_round = min(t, self.rounds)  # a peer may report any number
         self.status.peers[name].mark_seen(reported_round, asyncio.get_running_loop().time())
 
+    def note_instance(self, name: str, instance: JSON) -> None:
+        """Note which process has sent a request, and log a site that runs twice."""
+        if not isinstance(instance, str) or len(instance) > MAX_INSTANCE_CHARS:
+            return
+        peer = self.status.peers[name]
+        was_cloned = peer.cloned
+        peer.mark_instance(instance)
+        if peer.cloned and not was_cloned:
+            detail = f"two processes with the key of {name} run at the same time: one is a copy"
+            self.peer_log.event(name, "cloned site", detail=detail)
+
+    def _note_clone(self, name: str) -> None:
+        """Note that a member has met another process with our key; it may be wrong."""
+        if name in self.status.clone_seen_by:
+            return
+        self.status.clone_seen_by.append(name)
+        detail = (
+            f"{name} says that another process with this site's key runs, too. Stop one of them; if"
+            " it is not yours, the key is stolen: have the others revoke this site."
+        )
+        self.peer_log.event(name, "cloned site", detail=detail)
+
+    def note_revocation(self, name: str, message: str) -> None:
+        """Note that a member says that it has revoked us."""
+        self.status.peers[name].revocation = shortened(message)
+
     def note_response(self, name: str, header: Mapping[str, JSON]) -> None:
         """Note a peer's response, and what it says of itself: its round and its privacy."""
+        if header.get("cloned") is True:
+            self._note_clone(name)
         self.note_message(name, header.get("current_round"))
         peer = self.status.peers[name]
         peer.privacy = announced_privacy(header.get("privacy"))
@@ -316,7 +347,12 @@ class NodeContext:
     def sync_header(self) -> dict[str, JSON]:
         """The header of a sync request or response."""
         latest = self.versions.latest
-        return {"spec": dict(latest.spec), "spec_version": latest.number, **self.about_us()}
+        return {
+            "spec": dict(latest.spec),
+            "spec_version": latest.number,
+            "instance": self.instance,
+            **self.about_us(),
+        }
 
     async def offer(self) -> Offer:
         """What this peer passes on to others, prepared off the event loop, once per change."""

@@ -175,6 +175,7 @@ async def open_node(
             listening=str(site.info.listen_address),
             versions=site_versions(site, setup),
             alone_rounds=site.config().alone_rounds,
+            instance=secrets.token_hex(8),
         )
         _restore_status(ctx.status, site)
 

@@ -53,11 +53,15 @@ class Server:
             self._refuse(sender, Refusal.SPEC_MISMATCH, message)
 
         ctx.note_message(sender, request.header.get("current_round"))
+        ctx.note_instance(sender, request.header.get("instance"))
         ctx.status.peers[sender].privacy = announced_privacy(request.header.get("privacy"))
         sync_message = await ctx.read_sync(sender, request.body)
         offer = await ctx.offer()
         body = await ctx.compute(lambda: offer.answer(sync_message))
-        return Response(ctx.sync_header(), body)
+        header = ctx.sync_header()
+        if ctx.status.peers[sender].cloned:
+            header["cloned"] = True
+        return Response(header, body)
 
     async def _answer_model(self, sender: str, request: Request) -> Response:
         """Answer with our model of the requested round, or with "wait" or "stale"."""

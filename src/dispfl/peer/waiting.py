@@ -77,6 +77,7 @@ class Waiting:
             responses = RoundResponses([], neighbours)
             answering = await members.ask_rounds(t)
             members.stop_if_all_mismatch(t)
+            members.stop_if_removed()
             current = members.agreed_round(t) or t
             if current > t:
                 break
@@ -89,7 +90,8 @@ class Waiting:
             if self._others_have_finished(t):
                 self._log_finishing(t)
                 break
-            self.note(t, members.disagreement(t) or _silence(t, answering))
+            reason = members.disagreement(t) or members.revocations() or _silence(t, answering)
+            self.note(t, reason)
             await self._pause(pause)
             pause = min(2 * pause, MAX_PAUSE)
         self.end(current)

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError, MessageError, RunError
 from dispfl.methods.base import Method
+from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.records import record_digest
 from dispfl.peer.membership.roster import MAX_ROSTER_BYTES, Roster
 from dispfl.peer.membership.spec_changes import SpecChanges
@@ -323,8 +324,15 @@ class SiteMembership:
         if member is None or member.state == "pending":
             return None
         if member.state == "revoked":
-            raise Refused(Refusal.REVOKED, f"{member.name} was revoked by {self._site.name}.")
+            raise Refused(Refusal.REVOKED, self._revocation(member))
         return member.name
+
+    def _revocation(self, member: Member) -> str:
+        """Tell a revoked member who has revoked it."""
+        roster = self.roster()
+        if member.by == "roster" and roster is not None:
+            return f"Version {roster.version} of the roster does not list {member.name} any more."
+        return f"{member.name} was revoked by {self._site.name}."
 
     def address(self, name: str) -> tuple[str, int]:
         """Return the address of an accepted member."""

@@ -15,6 +15,8 @@ from dispfl.wire.refusals import RefusalCounter
 FINISHED = "finished"
 FINISHED_ALONE = "finished alone"
 """The last round is over, and most rounds were trained without a model of another site."""
+MAX_INSTANCES = 4
+"""Processes of a peer that are remembered."""
 MAX_EPSILON = 1e6
 """The largest privacy budget of another peer that is shown: far beyond any that protects."""
 
@@ -57,6 +59,12 @@ class PeerStatus:
     """
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
+    revocation: str | None = None
+    """What it says of why it has revoked us, if it has."""
+    instances: list[str] = field(default_factory=list)
+    """The random names of the processes that have its key, in the order in which they came."""
+    cloned: bool = False
+    """Two processes with its key run at the same time."""
 
     @property
     def was_seen(self) -> bool:
@@ -81,10 +89,22 @@ class PeerStatus:
         if t is not None:
             self.round = max(self.round, t)
 
+    def mark_instance(self, instance: str) -> None:
+        """Note which process has sent a request.
+
+        A restarted site has a new name. One that comes back after another runs beside it.
+        """
+        if instance in self.instances[:-1]:
+            self.cloned = True
+            self.instances.remove(instance)
+        if instance not in self.instances:
+            self.instances = [*self.instances, instance][-MAX_INSTANCES:]
+
     def mark_replied(self) -> None:
         """Note a response to one of our requests: the peer is reachable."""
         self.replies += 1
         self.unreachable = False
+        self.revocation = None
 
     def mark_unreachable(self) -> None:
         """Note that one of our requests got no response."""
@@ -103,6 +123,8 @@ class NodeStatus:
     state: str = "starting"
     waiting: str | None = None
     """Why the node waits instead of training, if it does."""
+    clone_seen_by: list[str] = field(default_factory=list)
+    """Members that say that another process has this site's key and runs, too."""
     trained_rounds: int = 0
     """Rounds that the site has trained, without those that it skipped."""
     alone_rounds: int = 0
@@ -158,6 +180,7 @@ class NodeStatus:
             "spec_version": self.spec_version,
             "state": self.state,
             "waiting": self.waiting,
+            "clone_seen_by": self.clone_seen_by,
             "trained_rounds": self.trained_rounds,
             "alone_rounds": self.alone_rounds,
             "score": self.score,
