@@ -1,6 +1,8 @@
 """Shared fixtures: tiny peers, and their rounds in this process. A round takes a few
 milliseconds."""
 
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +38,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_modules() -> Iterator[None]:
+    """Modules that a test writes and imports are not those of the next test with the same names."""
+    modules_before = set(sys.modules)
+    path_before = list(sys.path)
+    yield
+    sys.path[:] = path_before
+    temporary = tempfile.gettempdir()
+    for name in sys.modules.keys() - modules_before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and file.startswith(temporary):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

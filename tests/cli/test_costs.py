@@ -267,7 +267,7 @@ def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     assert "FLOPs do not include pair (Bilinear), trilinear (an operation)" in printed(*mine)
     costs = found(*mine)
     assert costs["fixed_forward_flops"] == 2 * 28 * 28 * 28 * 2
-    assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 5000 * (87_808 + 10)  # and 10 biases
+    assert costs["paper"]["flops_per_peer_round"] == 5 * 5000 * (87_808 + 3 * 10)  # 10 biases
     assert found(*SMALL)["not_counted"] is None
     wrong = invoke("data=cifar10", *mine[1:]).exception  # whose rows have 32 values
     assert isinstance(wrong, RunError)

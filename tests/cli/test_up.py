@@ -43,7 +43,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             f"vmap_peers is 8, {ONE_THREAD} vmap_peers=1, or dispfl run.",
         ),  # its threads are ignored
         (["--peers", "4", "peers=5"], "peers=5 contradicts --peers 4; give one of them."),
-        (["--peers", "0"], "peers must be at least 1, got 0."),
+        (["--peers", "0"], "peers must be in [1, 1000000], got 0."),
         (
             ["--peers", "4", "topology=random", "topology.degree=4"],
             "topology.degree must be below the number of",

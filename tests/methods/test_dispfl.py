@@ -38,7 +38,9 @@ def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
     # Held by both: (2 + 6) / 2. Regrown by us, held by them: 5. Given up by us: 0, whatever it was.
     m_k = WeightMask.pack(torch.tensor([True, True, False]))
-    trainer: Any = SimpleNamespace(peer="000", first_weights=lambda: torch.zeros(3))
+    trainer: Any = SimpleNamespace(
+        peer="000", requested=1, report=Report(), first_weights=lambda: torch.zeros(3)
+    )
     assert DisPFL().mix(trainer, {"000": ours, "001": theirs}, m_k).tolist() == [4.0, 5.0, 0.0]
 
 
@@ -53,6 +55,7 @@ def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
 
     trainer: Any = SimpleNamespace(
         report=Report(),
+        requested=1,
         peer="000",
         t=0,
         T=1,

@@ -149,7 +149,11 @@ class HearsEveryone(WithoutName):
     def choose(
         self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
     ) -> Sequence[str]:
-        return neighbourhood.roster[1:] if neighbourhood.neighbours else []
+        strangers = set(neighbourhood.roster) - set(neighbourhood.reachable)
+        is_only_the_peer = len(strangers) == 1
+        if is_only_the_peer or not neighbourhood.neighbours:
+            return neighbourhood.neighbours
+        return [*neighbourhood.neighbours, *sorted(strangers)]
 
 
 class PullsButUsesEverything(DisPFL):

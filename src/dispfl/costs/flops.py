@@ -93,7 +93,8 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
         with _without_fused_attention(), counter:
             module(sample)
     except Exception:
-        module(sample)  # an error of the network itself is raised here
+        with torch.no_grad():
+            module(sample)  # an error of the network itself is raised here
         everything = (f"anything of {type(module).__name__}, which torch cannot count",)
         return ForwardCost((0,) * len(layout.sizes), layout.sizes, uncounted=everything)
     finally:

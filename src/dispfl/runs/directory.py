@@ -356,7 +356,10 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
 
 
 def _damaged_split(path: Path, problem: Exception) -> RunError:
-    return RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.")
+    return RunError(
+        f"{path / SPLIT} is damaged ({problem}). Restore it; of a run on a built-in data set it can"
+        " be deleted, and resuming creates it again."
+    )
 
 
 def _split_of(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
