@@ -427,7 +427,7 @@ def test_the_status_shows_the_state_of_the_node(alice: Path, bob: Path) -> None:
         lines = [" ".join(line.split()) for line in peer("status", alice).splitlines()]
     assert "Round 5 of 16, fetching; deadline 30 s. Updated 2 hours ago." in lines
     assert "bob 5 10 min ago 1.23 MB 0.00 MB 4 1 -" in lines
-    assert "carol - - 0.00 MB 0.00 MB 0 0" in lines
+    assert "carol - - 0.00 MB 0.00 MB 0 0 -" in lines
     assert "bob stale 2" in lines
     assert "unknown not-a-member 3" in lines
 
