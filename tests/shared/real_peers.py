@@ -18,8 +18,9 @@ from typing import Any
 
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.data.datasets import load_dataset
+from dispfl.engines import checkpoint
 from dispfl.experiment import Experiment
-from dispfl.files import SITES
+from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import LOG, setup_of_peer
@@ -70,6 +71,14 @@ def create_sites(
                 site.members.accept(other.invite())
 
 
+def write_or_block(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Like `write_atomically`, but blocks where a named pipe is in the temporary file's place."""
+    temporary = path.with_name(f".{path.name}.partial")
+    if temporary.is_fifo():
+        temporary.open("wb")  # until somebody reads it
+    write_atomically(path, content, durable=durable)
+
+
 def run_peer(
     out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None
 ) -> None:
@@ -81,6 +90,7 @@ def run_peer(
         with Path("/run/netns", namespace).open() as there:
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+    checkpoint.write_atomically = write_or_block  # type: ignore[attr-defined]
     site = Site.open(out / SITES / name)
     asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name), limits))
 

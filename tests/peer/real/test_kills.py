@@ -62,7 +62,7 @@ class Scenario:
         """Kill a peer that has saved the line of a round, but not its checkpoint.
 
         Saving takes a few milliseconds. It lasts until the kill where a named pipe that nobody
-        reads is in the place of the last temporary file.
+        reads is in the place of the last temporary file (`write_or_block`).
         """
         target = min(self.healthy)
         self.healthy.discard(target)

@@ -183,4 +183,4 @@ def test_an_address_is_limited_while_its_member_is_banned_and_no_other_is() -> N
     now += 60
     assert all(limit.allows("192.0.2.1") for _ in range(1000))
     limit.limit("192.0.2.3", 60)  # forgets the first one
-    assert limit._until.keys() == limit._accepted.keys() == {"192.0.2.3"}
+    assert limit._until.keys() == limit._handshakes.keys() == {"192.0.2.3"}

@@ -332,11 +332,14 @@ def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
         answered.set()
 
 
-def test_a_banned_members_connection_is_closed_and_it_gets_few_new_ones(
+def test_a_banned_members_connection_is_closed_and_new_ones_from_its_address_wait_their_turn(
     network: Any, play: Play
 ) -> None:
+    now = 100.0
+
     async def scenario() -> None:
-        guard = RequestGuard()
+        nonlocal now
+        guard = RequestGuard(lambda: now)
         bob = await network.serve("bob", echo, guard=guard)
         carol = network.join("carol")
         assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
@@ -350,17 +353,34 @@ def test_a_banned_members_connection_is_closed_and_it_gets_few_new_ones(
             assert answers.count(b'"refused":"banned"') == 1
         writer.transport.abort()
 
-        accepted = 0
-        for _ in range(3 * int(AddressLimit.PER_SECOND)):
-            with contextlib.suppress(OSError):
-                _, writer = await network.connect_as("alice")
-                accepted += 1
-                writer.transport.abort()
-        assert bob.counters.refused["unknown"]["banned"] > 0
-        assert accepted < 3 * AddressLimit.PER_SECOND
-        # A member behind the same address keeps its connection.
+        for _ in range(int(AddressLimit.PER_SECOND)):
+            _, writer = await network.connect_as("alice")
+            writer.transport.abort()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await network.connect_as("alice")
+
+        # Members behind the same address keep their connections, and new ones are not refused.
         assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
-        for transport in (carol, bob):
+        newcomer = network.join("carol")
+        request = asyncio.create_task(newcomer.request("bob", Request("sync", {})))
+        await asyncio.sleep(0.1)
+        assert not request.done()
+        now += 1.0
+        assert (await request).header == {"from": "carol"}
+
+        # Those that wait when too many do, or when bob stops, are closed.
+        for _ in range(int(AddressLimit.PER_SECOND)):
+            guard.addresses.allows("127.0.0.1")
+        waiting = [
+            asyncio.create_task(network.connect_as("alice"))
+            for _ in range(bob.limits.max_unauthenticated + 5)
+        ]
+        closed, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert all(isinstance(connecting.exception(), OSError) for connecting in closed)
+        for transport in (carol, newcomer, bob):
             await transport.close()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, OSError) for result in results)
 
     play(scenario)

@@ -21,36 +21,37 @@ HARMLESS = {
 
 
 class AddressLimit:
-    """Limits new connections from the addresses of banned members, which would reconnect at once.
+    """Limits TLS handshakes with the addresses of banned members, which would reconnect at once.
 
-    Others behind the same address keep their open connections, and connect a little later.
+    Further connections wait for their turn. Others behind the same address keep their open
+    connections, and connect a little later.
     """
 
     PER_SECOND = 20.0
-    """Connections that are accepted from such an address; a TLS handshake takes milliseconds."""
+    """Handshakes with such an address; each takes milliseconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._until: dict[str, float] = {}
-        self._accepted: dict[str, deque[float]] = {}
+        self._handshakes: dict[str, deque[float]] = {}
 
     def limit(self, address: str, seconds: float) -> None:
         """Limit an address from now on."""
         now = self._now()
         for expired in [other for other, until in self._until.items() if until <= now]:
-            del self._until[expired], self._accepted[expired]
+            del self._until[expired], self._handshakes[expired]
         self._until[address] = now + seconds
-        self._accepted.setdefault(address, deque(maxlen=int(self.PER_SECOND)))
+        self._handshakes.setdefault(address, deque(maxlen=int(self.PER_SECOND)))
 
     def allows(self, address: str) -> bool:
-        """Whether to accept another connection from an address."""
+        """Whether another handshake with an address may start now; if so, it is counted."""
         now = self._now()
         if self._until.get(address, 0.0) <= now:
             return True
-        accepted = self._accepted[address]
-        if len(accepted) == accepted.maxlen and now - accepted[0] < 1.0:
+        handshakes = self._handshakes[address]
+        if len(handshakes) == handshakes.maxlen and now - handshakes[0] < 1.0:
             return False
-        accepted.append(now)
+        handshakes.append(now)
         return True
 
 

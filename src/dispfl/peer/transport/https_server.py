@@ -39,7 +39,7 @@ _RECORD_OVERHEAD = 22
 _POLL_SECONDS = 0.005
 """Interval between checks of how much of a response is sent."""
 _FLOODS = (Refusal.BANNED, Refusal.TOO_MANY_REQUESTS)
-"""Refusals after which the connection is closed, and few others are accepted from its address."""
+"""Refusals after which the connection is closed, and new ones from its address wait their turn."""
 _log = logging.getLogger(__name__)
 
 

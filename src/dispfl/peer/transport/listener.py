@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 256
 _ACCEPT_RETRY_SECONDS = 0.1
 """Delay before accepting again when the system has no file descriptor left."""
+_TURN_SECONDS = 0.01
+"""Interval at which a connection from a limited address asks for its turn."""
 _MAX_CLOSING = 8
 """Maximum aborted connections that are not closed yet; while there are more, no new one is
 accepted."""
@@ -294,10 +296,6 @@ class Listener:
                 )
 
     def _on_accept(self, accepted: socket.socket, address: str) -> None:
-        if not self.addresses.allows(address):
-            self.counters.refuse(Refusal.BANNED)
-            accepted.close()
-            return
         if not self._make_room_for_unauthenticated(address):
             self.counters.refuse(Refusal.TOO_MANY_CONNECTIONS)
             accepted.close()
@@ -320,6 +318,7 @@ class Listener:
 
     async def _handshake(self, connection: ServerConnection) -> None:
         try:
+            await self._wait_for_turn(connection)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 connection.sock,
@@ -333,6 +332,17 @@ class Listener:
             # The traceback and the connection form a cycle that would keep 256 kB of buffers until
             # the next collection.
             problem.__traceback__ = None
+
+    async def _wait_for_turn(self, connection: ServerConnection) -> None:
+        """Wait until a handshake with the connection's address is allowed."""
+        try:
+            while not self.addresses.allows(connection.address):
+                await asyncio.sleep(_TURN_SECONDS)
+                if connection.is_aborted:
+                    raise ConnectionAbortedError
+        except BaseException:
+            connection.sock.close()
+            raise
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
