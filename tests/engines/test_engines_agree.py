@@ -365,7 +365,9 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_a_sentence(
     )  # type: ignore[arg-type]
     assert here.summary["weights_sha256"] == there.summary["weights_sha256"]
     assert there.out is None
-    with refused(RunError):
+    with pytest.raises(
+        RunError, match=r"Peer 00\d, round 0: failing .* ZeroDivisionError: not mine"
+    ):
         Federation(
             network, peers, engine="ray", loss=failing, metric="accuracy", **made, rounds=1
         ).run()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from program import Dispfl, dispfl
 from site_world import HOSTILE, LIMIT, ROUNDS, SiteWorld, time_of
 
 from dispfl.peer.local_federation import free_ports
@@ -21,6 +22,8 @@ from dispfl.peer.site import Site
 from dispfl.peer.state.store import PeerStore, SavingThread, rounds_of
 from dispfl.runs.directory import read_config
 from dispfl.testing.virtual_time import run
+
+__all__ = ["dispfl"]  # a fixture
 
 PROGRAM = "from dispfl.cli import main; main()"
 PATIENCE = 240.0
@@ -218,11 +221,10 @@ def test_a_finished_federation_continues_after_every_operator_has_confirmed_more
     ],
 )
 def test_a_change_that_no_site_could_follow_is_refused_with_the_reason(
-    settings: list[str], sentence: str, tmp_path: Path
+    settings: list[str], sentence: str, tmp_path: Path, dispfl: Dispfl
 ) -> None:
     make_sites(tmp_path, "alice")
-    process = command("spec", "propose", "alice", *settings, folder=tmp_path)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1, out
-    assert sentence in err.replace("\n", " ")
+    refused = dispfl("peer", "spec", "propose", tmp_path / "alice", *settings)
+    assert refused.code == 1, refused.out
+    assert sentence in " ".join(refused.err.split())
     assert not (tmp_path / "alice" / "spec.json").exists()
