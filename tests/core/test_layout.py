@@ -1,9 +1,11 @@
 """Where each parameter stands in the flat vector."""
 
 import torch
+from messages import refused
 from torch import nn
 
 from dispfl.core.layout import Layout
+from dispfl.errors import ConfigError
 
 
 def test_a_linear_layer_of_2_by_3_is_at_0_to_6_and_its_bias_at_6_to_8() -> None:
@@ -42,3 +44,19 @@ def test_tied_parameters_appear_once_and_frozen_ones_not_at_all() -> None:
 def test_layouts_with_the_same_names_and_shapes_are_equal() -> None:
     assert Layout.of(nn.Linear(3, 2)) == Layout.of(nn.Linear(3, 2))
     assert Layout.of(nn.Linear(3, 2)) != Layout.of(nn.Linear(2, 3))
+
+
+def test_parameters_are_named_by_globs_or_as_the_head_or_the_normalization_layers() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    layout = Layout.of(network)
+    assert layout.matching("head", "only") == [False, False, False, False, True, True]
+    assert layout.matching("norm", "only") == [False, False, True, True, False, False]
+    assert layout.matching(["0.*", "2.bias"], "only") == [True, True, False, False, False, True]
+    flags = layout.flags(layout.matching("head", "only"))
+    assert flags.tolist() == [False] * (18 + 2 + 2 + 2) + [True] * (4 + 2)
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_names_of_the_parameters() -> None:
+    layout = Layout.of(nn.Linear(3, 2))
+    with refused(ConfigError, key="method.private"):
+        layout.matching("classifier", "method.private")

@@ -8,6 +8,7 @@ they are neither trained nor sent.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from math import prod
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import Flags, Mask, WeightMask
 from dispfl.core.sparsity import erk_densities, uniform_densities
+from dispfl.errors import ConfigError
 
 LayerDensities = Literal["erk", "uniform"]
 """How a density is distributed over the layers."""
@@ -77,6 +79,43 @@ class Layout:
         parameters = zip(self.slices, self.shapes, strict=True)
         return [flat[where].view(shape) for where, shape in parameters]
 
+    def matching(self, patterns: str | Sequence[str], key: str) -> list[bool]:
+        """Return for each parameter whether a pattern names it.
+
+        A pattern is a name, a glob (`"blocks.*.bias"`), `"head"` for the last layer, or `"norm"`
+        for the normalization layers, whose weights are vectors. `key` is the setting or argument
+        that has the patterns.
+        """
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        matches = [False] * len(self.names)
+        for pattern in patterns:
+            names = self._names_matching(pattern)
+            if not names:
+                raise ConfigError(
+                    f"{key} is {pattern!r}, which matches no parameter of the network; it has"
+                    f" {', '.join(self.names)}, and `head` and `norm` name layers.",
+                    key=key,
+                )
+            for index, name in enumerate(self.names):
+                matches[index] |= name in names
+        return matches
+
+    def _names_matching(self, pattern: str) -> set[str]:
+        if pattern == "head":
+            head = _layer_of(self.names[-1])
+            return {name for name in self.names if _layer_of(name) == head}
+        if pattern == "norm":
+            return {name for name in self.names if self._normalizes(_layer_of(name))}
+        return {name for name in self.names if fnmatchcase(name, pattern)}
+
+    def _normalizes(self, layer: str) -> bool:
+        return len(self.by_name.get(f"{layer}.weight", ())) == 1
+
+    def flags(self, parameters: Sequence[bool]) -> Tensor:
+        """Return a flag for each weight: that of its parameter."""
+        return torch.tensor(parameters).repeat_interleave(torch.tensor(self.sizes))
+
     def spec(self) -> str:
         """Return the layout as text; equal texts are equal layouts."""
         return json.dumps([self.names, self.shapes])
@@ -123,3 +162,8 @@ class Layout:
             else:
                 slices.append(where)
         return slices
+
+
+def _layer_of(parameter: str) -> str:
+    """Return the module that has this parameter: `fc` for `fc.bias`."""
+    return parameter.rpartition(".")[0]
