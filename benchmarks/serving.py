@@ -33,6 +33,7 @@ from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import CodecExecutor
 from dispfl.peer.server import Server
 from dispfl.peer.setup.spec import spec_digest
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.https import HttpsTransport
@@ -136,8 +137,9 @@ class Peer:
         self.request = codec.encode_request(requested)
 
         members = TwoMembers(requested.kept_per_layer(self.network.layout))
+        versions = SpecVersions.single(self.context, {})
         self.ctx = NodeContext(
-            PEER, self.context, codec, {}, members, CodecExecutor(), guard=UnlimitedGuard()
+            PEER, self.context, codec, versions, members, CodecExecutor(), guard=UnlimitedGuard()
         )
         self.ctx.published.publish(0, self.state.model, [NEIGHBOUR], silent=())
         self.transport = transport(folder, PEER)

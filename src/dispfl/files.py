@@ -79,6 +79,32 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
             raise
 
 
+@contextlib.contextmanager
+def new_private_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
+    """Yield a file to write, which is at `path` once the block ends without an error.
+
+    It is never readable by other users, and is on the disk as a whole or not at all. Without
+    `replace`, a file that is there meanwhile is an error, and stays.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    with plain_disk_errors(path):
+        temporary.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                leave_to_owner(descriptor, path.parent)
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+            if replace:
+                temporary.replace(path)
+            else:
+                os.link(temporary, path)  # unlike a rename, never over another file
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def append_durably(path: Path, content: bytes) -> None:
     """Append lines to a file, and wait until they are on the disk.
 

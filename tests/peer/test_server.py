@@ -303,7 +303,8 @@ def test_a_spec_that_differs_at_length_is_short_in_the_status() -> None:
     server = Server(context)
 
     async def story() -> None:
-        spec: dict[str, JSON] = {**context.spec, "seed": "\x1b[2J" + "9" * 60_000}
+        own_spec = context.versions.latest.spec
+        spec: dict[str, JSON] = {**own_spec, "seed": "\x1b[2J" + "9" * 60_000}
         with pytest.raises(Refused):
             await server("001", Request("sync", {"spec": spec, "current_round": 0}))
 

@@ -6,9 +6,8 @@ from messages import refused
 from simulated_world import LIMIT, ROUNDS, World, events_about, reliable
 
 from dispfl.errors import RunError
-from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.node import Node
-from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.testing.virtual_time import run
 
 
@@ -37,8 +36,8 @@ def test_a_peer_whose_spec_all_others_refuse_stops_with_their_message() -> None:
 def with_other_spec(world: World, name: str) -> Node:
     """A peer whose spec has one more round."""
     node = world.node(name)
-    spec = {**node.ctx.spec, "rounds": "21"}
-    node.ctx.versions = SpecVersions(SpecVersion(FIRST_VERSION, node.ctx.run, spec))
+    spec = {**node.ctx.versions.latest.spec, "rounds": "21"}
+    node.ctx.versions = SpecVersions.single(node.ctx.run, spec)
     return node
 
 

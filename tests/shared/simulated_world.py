@@ -31,6 +31,7 @@ from dispfl.peer.model_fetch import MAX_AGE
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.setup.spec import federation_spec
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.transport.base import JSON
 from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
 from dispfl.testing.memory_transport import Delivery, MemoryNetwork
@@ -198,11 +199,12 @@ class World:
         def log(event: str, facts: Any) -> None:
             self.trace.append((asyncio.get_running_loop().time(), name, event, str(facts)))
 
+        spec = federation_spec("test", self.context, self.context.layout, self.weights, 0.5)
         ctx = NodeContext(
             name=name,
             run=self.context,
             codec=self.context.codec,
-            spec=federation_spec("test", self.context, self.context.layout, self.weights, 0.5),
+            versions=SpecVersions.single(self.context, spec),
             membership=View(self.members, name),
             log=log,
             published=RecordedModels(name, self),

@@ -51,6 +51,7 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.spec import federation_spec
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.store import PeerStore, SavingThread, isolation_problem
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
@@ -286,7 +287,7 @@ class SiteWorld:
             site.name,
             self.context,
             self.context.codec,
-            self.spec,
+            SpecVersions.single(self.context, self.spec),
             membership,
             log=self._log_of(site.name),
         )

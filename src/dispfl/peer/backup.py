@@ -28,6 +28,7 @@ from dispfl.files import (
     RUN,
     SITE,
     leave_to_owner,
+    new_private_file,
     open_regular,
     plain_disk_errors,
     sync_folder,
@@ -90,21 +91,8 @@ def write_backup(site: Site, file: Path) -> Backup:
     """Write everything that the site needs to continue elsewhere; refuse an existing file."""
     if file.exists():
         raise RunError(f"{file} exists; choose another file for the backup.")
-    temporary = file.with_name(f".{file.name}.partial")
-    with plain_disk_errors(file):
-        temporary.unlink(missing_ok=True)
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as output:
-                leave_to_owner(descriptor, file.parent)
-                backup = _write(site, output)
-                output.flush()
-                os.fsync(descriptor)
-            os.link(temporary, file)  # unlike a rename, never over another file
-            sync_folder(file.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return backup
+    with new_private_file(file, replace=False) as output:
+        return _write(site, output)
 
 
 def _write(site: Site, output: IO[bytes]) -> Backup:

@@ -10,10 +10,9 @@ from dispfl.core.packed import PackedModel
 from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.membership.roster import Roster
-from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.membership.sync import Offer, SyncMessage
-from dispfl.peer.setup.spec import FederationSpec, fixed_entries, spec_difference
-from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
+from dispfl.peer.setup.spec import fixed_entries, spec_difference
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.state.log import EventLog, PeerLog, shortened
 from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
@@ -209,8 +208,8 @@ class NodeContext:
     run: RunContext
     """The context of the present round: a signed change of the spec may replace it."""
     codec: Codec
-    spec: FederationSpec
-    """The first version of the spec."""
+    versions: SpecVersions
+    """The versions of the spec."""
     membership: Membership
     executor: Callable[[Callable[[], Any]], Awaitable[Any]] = run_inline
     """Runs encoding and verification off the event loop."""
@@ -224,8 +223,6 @@ class NodeContext:
     """The listening address, for the log."""
     joining: bool = False
     """Whether this peer has just joined a running federation and has no model yet."""
-    versions: SpecVersions = None  # type: ignore[assignment]
-    """The versions of the spec; by default one, for all rounds."""
     on_changed_settings: Callable[[RunContext], None] = lambda run: None
     """Called before the first round with changed settings."""
     instance: str = ""
@@ -234,8 +231,6 @@ class NodeContext:
     """Consecutive rounds that this peer may train without a received model."""
 
     def __post_init__(self) -> None:
-        if self.versions is None:
-            self.versions = SpecVersions(SpecVersion(FIRST_VERSION, self.run, self.spec))
         self.peer_log = PeerLog(self.log)
         self.participants = Participants(self.name, self.versions, self.membership, self.peer_log)
         self.status.refused = self.guard.refused

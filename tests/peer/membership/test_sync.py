@@ -32,6 +32,7 @@ from dispfl.peer.run_site import CodecExecutor, open_node
 from dispfl.peer.server import Server
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
@@ -176,6 +177,13 @@ class RecordingTransport:
     async def close(self) -> None: ...
 
 
+def node_context(
+    name: str, setup: LocalSetup, membership: SiteMembership, **settings: Any
+) -> NodeContext:
+    versions = SpecVersions.single(setup.run, setup.spec)
+    return NodeContext(name, setup.run, setup.codec(), versions, membership, **settings)
+
+
 def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
     contexts = {}
     for site in two_sites:
@@ -186,8 +194,7 @@ def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
 
     async def scenario() -> list[int]:
         alice, bob = (
-            NodeContext(name, setup.run, setup.codec(), setup.spec, membership)
-            for name, (setup, membership) in contexts.items()
+            node_context(name, setup, membership) for name, (setup, membership) in contexts.items()
         )
         transport = RecordingTransport(Server(alice), "bob")
         client = Client(bob, transport, Deadlines(), random.Random(0))
@@ -222,7 +229,7 @@ def test_an_invalid_sync_body_is_refused_and_counted(
     membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
 
     async def scenario() -> NodeContext:
-        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
+        ctx = node_context("alice", setup, membership)
         with refused(Refused):
             await Server(ctx)(
                 "bob", Request("sync", {"spec": dict(setup.spec), "current_round": 0}, body)
@@ -262,7 +269,7 @@ def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:
     membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
 
     async def scenario() -> NodeContext:
-        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
+        ctx = node_context("alice", setup, membership)
         for records in syncs:
             request = Request(
                 "sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records)
@@ -364,7 +371,7 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
 
     async def scenario() -> int:
         executor, lookups = CodecExecutor(), 0
-        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership, executor)
+        ctx = node_context("alice", setup, membership, executor=executor)
         request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records))
         syncs = [asyncio.create_task(Server(ctx)("bob", request)) for _ in range(3)]
         while not all(task.done() for task in syncs):

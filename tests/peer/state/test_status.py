@@ -11,10 +11,9 @@ from simulated_world import LIMIT, FakeTraining, World, reliable
 from dispfl.core.packed import PackedModel
 from dispfl.methods.base import PeerState
 from dispfl.peer.member_sync import agreed_round
-from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.model_fetch import RoundResponses
 from dispfl.peer.node import Node
-from dispfl.peer.setup.spec_versions import SpecVersion, SpecVersions
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.privacy.steps import Privacy
 from dispfl.round.context import PeerTask, StepResult
@@ -104,8 +103,7 @@ def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> N
         node = nodes[name] = world.node(name)
         if name == "001":
             private = world.context.changed(privacy=Privacy(epsilon=4.0))
-            version = SpecVersion(FIRST_VERSION, private, node.ctx.spec)
-            node.ctx.versions = SpecVersions(version)
+            node.ctx.versions = SpecVersions.single(private, node.ctx.versions.latest.spec)
             node.training = Exhausted(world, world.rng)
         await node.run(0, world.start[name])
 

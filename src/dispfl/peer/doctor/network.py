@@ -31,6 +31,7 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.transport.base import JSON
@@ -140,8 +141,9 @@ async def ask_members(
         if isinstance(peer, str):
             answers.problems[peer] = str(fields.get("detail") or event)
 
+    versions = SpecVersions.single(setup.run, setup.spec)
     ctx = NodeContext(
-        site.name, setup.run, setup.codec(), setup.spec, membership, log=log, guard=guard
+        site.name, setup.run, setup.codec(), versions, membership, log=log, guard=guard
     )
     ctx.status.round = t
     deadlines = Deadlines(min=5 * ANSWER_SECONDS)  # a fifth is the time for a probe

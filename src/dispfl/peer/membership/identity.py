@@ -21,10 +21,9 @@ from cryptography.x509.oid import NameOID
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.files import (
-    leave_to_owner,
     make_folder,
+    new_private_file,
     plain_disk_errors,
-    sync_folder,
     write_atomically,
 )
 from dispfl.peer.membership.address import check_name
@@ -333,21 +332,8 @@ def check_private(file: IO[bytes]) -> None:
 
 def write_privately(path: Path, content: bytes) -> None:
     """Like `write_atomically`, but the file is never readable by other users."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with plain_disk_errors(path):
-        temporary.unlink(missing_ok=True)
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                leave_to_owner(descriptor, path.parent)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with new_private_file(path, replace=True) as file:
+        file.write(content)
 
 
 def _key_pem(

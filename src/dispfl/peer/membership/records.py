@@ -7,10 +7,7 @@ earlier certificate can verify the current one. The signature covers all of it a
 change it or cut its certificates.
 """
 
-import base64
-import binascii
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dispfl.errors import ConfigError
 from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
     Identity,
@@ -101,7 +99,7 @@ class MemberRecord:
         return {
             "record": self._content(),
             "chain": self._certificates,
-            "signature": _to_text(self.signature),
+            "signature": to_text(self.signature),
         }
 
     @classmethod
@@ -135,8 +133,8 @@ class MemberRecord:
                 name=check_name("The name in a record", _text(content["name"])),
                 address=Address.parse(_text(content["address"])),
                 density=_fraction(content["density"]),
-                first_round=_count(content["first_round"]),
-                serial=_count(content["serial"]),
+                first_round=whole_number("first_round", content["first_round"], 0, _MAX_NUMBER),
+                serial=whole_number("serial", content["serial"], 0, _MAX_NUMBER),
                 chain=chain,
                 signature=signature,
             )
@@ -165,10 +163,10 @@ class MemberRecord:
 
     @cached_property
     def _certificates(self) -> list[JSON]:
-        return [_to_text(der(certificate)) for certificate in self.chain]
+        return [to_text(der(certificate)) for certificate in self.chain]
 
     def _signed(self) -> bytes:
-        return _PURPOSE + _canonical(self._content(), self._certificates)
+        return _PURPOSE + _signed_text(self._content(), self._certificates)
 
 
 def record_digest(record: JSON) -> str:
@@ -185,16 +183,15 @@ def record_digest(record: JSON) -> str:
         content = None
     if not isinstance(chain, list) or not all(isinstance(text, str) for text in chain):
         chain = None
-    return hashlib.blake2b(_canonical(content, chain), digest_size=16).hexdigest()
+    return hashlib.blake2b(_signed_text(content, chain), digest_size=16).hexdigest()
 
 
 def _is_plain(value: JSON) -> bool:
     return isinstance(value, str | int | float)
 
 
-def _canonical(content: JSON, chain: JSON) -> bytes:
-    signed = {"record": content, "chain": chain}
-    return json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
+def _signed_text(content: JSON, chain: JSON) -> bytes:
+    return canonical({"record": content, "chain": chain}).encode()
 
 
 def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
@@ -207,8 +204,8 @@ def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ..
         raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
     if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
         raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
-    certificates = tuple(read_certificate(_from_text(text)) for text in chain)
-    return content, certificates, _from_text(record["signature"])
+    certificates = tuple(read_certificate(from_text(text)) for text in chain)
+    return content, certificates, from_text(record["signature"])
 
 
 def _text(value: JSON) -> str:
@@ -221,23 +218,3 @@ def _fraction(value: JSON) -> float:
     if not isinstance(value, float) or not 0 < value <= 1:
         raise ValueError(f"it has {str(value)[:40]!r} instead of a float in (0, 1].")
     return value
-
-
-def _count(value: JSON) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_NUMBER:
-        raise ValueError(f"it has {str(value)[:40]!r} instead of a non-negative integer.")
-    return value
-
-
-def _to_text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
-
-
-def _from_text(value: JSON) -> bytes:
-    try:
-        raw = base64.b64decode(_text(value), validate=True)
-    except binascii.Error as problem:
-        raise ValueError(f"it has invalid base64 ({problem}).") from None
-    if _to_text(raw) != value:  # the last letter may have bits that are not used
-        raise ValueError("it has invalid base64 (another text for the same bytes).")
-    return raw

@@ -14,8 +14,6 @@ Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, afte
 the purpose.
 """
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -29,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.membership.address import check_name
+from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import check_private, same_fingerprint, write_privately
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.transport.base import JSON
@@ -111,8 +110,8 @@ class Roster:
             keys[check_name("An administrator's name", name)] = _bytes(key, 32)
         roster = cls(
             federation=check_name("The federation of a roster", str(content["federation"])),
-            version=_count("version", content["version"], 0, _MAX_VERSION),
-            threshold=_count("threshold", content["threshold"], 1, len(admins)),
+            version=whole_number("version", content["version"], 0, _MAX_VERSION),
+            threshold=whole_number("threshold", content["threshold"], 1, len(admins)),
             admins=keys,
             invites=tuple(map(str, invites)),
             settings=settings,
@@ -130,13 +129,13 @@ class Roster:
         """Convert to JSON."""
         return {
             "roster": self._content(),
-            "signatures": {name: _text(raw) for name, raw in self.signatures.items()},
+            "signatures": {name: to_text(raw) for name, raw in self.signatures.items()},
         }
 
     @cached_property
     def text(self) -> str:
         """The roster as one line of ASCII, as it is sent to other sites."""
-        return _canonical(self.to_json())
+        return canonical(self.to_json())
 
     def members(self) -> dict[str, Invite]:
         """The members by name. Invites that this site cannot read or use are in `unusable`."""
@@ -175,7 +174,7 @@ class Roster:
         content = self._content()
         keys = ("federation", "threshold", "admins", "settings")
         administrators = {key: content[key] for key in keys}
-        text = _canonical(administrators)
+        text = canonical(administrators)
         return hashlib.sha256(b"dispfl administrators 1\n" + text.encode()).hexdigest()
 
     @property
@@ -247,13 +246,13 @@ class Roster:
             "federation": self.federation,
             "version": self.version,
             "threshold": self.threshold,
-            "admins": {name: _text(key) for name, key in self.admins.items()},
+            "admins": {name: to_text(key) for name, key in self.admins.items()},
             "settings": dict(self.settings),
             "members": list(self.invites),
         }
 
     def _signed(self) -> bytes:
-        return b"dispfl roster 1\n" + _canonical(self._content()).encode()
+        return b"dispfl roster 1\n" + canonical(self._content()).encode()
 
     # changes by administrators
 
@@ -325,7 +324,7 @@ def create_admin_key(path: Path, name: str) -> str:
 
 def public_key(name: str, key: Ed25519PrivateKey) -> str:
     """An administrator's public key as text: `ann:BASE64`."""
-    return f"{name}:{_text(key.public_key().public_bytes_raw())}"
+    return f"{name}:{to_text(key.public_key().public_bytes_raw())}"
 
 
 def read_admin_key(path: Path) -> Ed25519PrivateKey:
@@ -365,27 +364,8 @@ def read_admin(text: str) -> tuple[str, bytes]:
         ) from None
 
 
-def _canonical(content: JSON) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"))
-
-
-def _count(name: str, value: JSON, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(
-            f"its {name} must be a whole number from {least} to {most}, got {str(value)[:40]!r}."
-        )
-    return value
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
-
-
 def _bytes(value: JSON, length: int) -> bytes:
-    try:
-        raw = base64.b64decode(value if isinstance(value, str) else "", validate=True)
-    except (binascii.Error, ValueError):
-        raw = b""
+    raw = from_text(value)
     if len(raw) != length:
         raise ValueError(f"{str(value)[:20]!r} is not base64 of {length} bytes.")
     return raw

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import write_atomically
-from dispfl.peer.membership.audit_log import Change, append_audit, audit_lines, operator
+from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.encoding import canonical
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.list_file import file_lock
@@ -257,7 +257,9 @@ class SpecChangesFile:
                 "proposed": [change.to_json() for change in after.proposed],
             }
             write_atomically(self.path, json.dumps(content, indent=1).encode() + b"\n")
-            append_audit(self.path.parent, audit_lines(_audit(before, after), by))
+            notes = list(_audit(before, after))
+            if notes:
+                self._members.file.update(lambda members: members, by, notes)
             return self.current()
 
     def _stamp_now(self) -> tuple[int, ...]:

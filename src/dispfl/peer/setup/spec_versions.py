@@ -54,6 +54,11 @@ class SpecVersions:
         self._apply = apply
         self._applied: dict[str, SpecVersion] = {}
 
+    @classmethod
+    def single(cls, run: RunContext, spec: FederationSpec) -> "SpecVersions":
+        """One version, for all rounds."""
+        return cls(SpecVersion(FIRST_VERSION, run, spec))
+
     def changes(self) -> SpecChanges:
         """The known changes; the same object until they change."""
         return self._file.current() if self._file else NO_CHANGES
