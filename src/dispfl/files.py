@@ -43,7 +43,7 @@ def open_regular(path: Path) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.fdopen(descriptor, "rb")
+        return open(path, "rb", opener=lambda *_: descriptor)
     except BaseException:
         os.close(descriptor)
         raise

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from messages import refused
-from simulated_world import LIMIT, METHOD, FakeTraining, World, reliable
+from simulated_world import LIMIT, METHOD, FakeTraining, Liar, World, reliable
 
 from dispfl.core.packed import PackedModel
 from dispfl.errors import MessageError
@@ -202,18 +202,6 @@ def test_weights_that_are_all_zero_are_neither_sent_nor_accepted() -> None:
     assert world.published["002", 1] != []
     received = world.stores["000"].received
     assert (received[0], received[3]) == (["001"], ["001", "002"])
-
-
-class Liar:
-    """A member that is in the last round, it says, and is up before all others."""
-
-    def __init__(self, world: World, name: str, claim: int) -> None:
-        self.transport, self.claim = world.network.join(name), claim
-
-    async def answer(self, sender: str, request: Request) -> Response:
-        if request.kind == "sync":
-            return Response({"spec": {}, "current_round": self.claim})
-        return Response({"status": "stale", "current_round": self.claim})
 
 
 @pytest.mark.parametrize("claim", [17, 10**9])

@@ -1,5 +1,6 @@
 """The site's folder: creation, opening, and messages for mistakes in it."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -310,3 +311,17 @@ def test_the_comment_in_site_toml_names_what_all_sites_must_have_in_common(tmp_p
     )  # compared by its layout and first weights
     assert {"train", "metric", "threads", "deadlines"} < own
     assert [name for name in own - {"name", "data"} if name in equal] == []
+
+
+@pytest.mark.parametrize("name", ["members.json", "spec.json", "audit.jsonl", "identity/key.pem"])
+def test_a_pipe_in_the_folder_of_a_site_is_refused_and_blocks_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    site = make(tmp_path / "alice")
+    file = site.folder / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with refused((RunError, IdentityError)):
+        opened = Site.open(site.folder)
+        opened.spec_changes.current()
+        opened.members.file.audit_log()

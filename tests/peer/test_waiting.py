@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 from messages import refused
-from simulated_world import LIMIT, ROUNDS, World, reliable
+from simulated_world import LIMIT, ROUNDS, Liar, World, reliable
 
 from dispfl.errors import RunError
 from dispfl.peer.node import Node
@@ -33,18 +33,6 @@ async def until_round(world: World, name: str, t: int) -> None:
 
 def events(world: World, name: str, event: str) -> list[str]:
     return [facts for _, peer, logged, facts in world.trace if (peer, logged) == (name, event)]
-
-
-class Liar:
-    """A member that claims a round and has no models."""
-
-    def __init__(self, world: World, name: str, claim: int) -> None:
-        self.transport, self.claim = world.network.join(name), claim
-
-    async def answer(self, sender: str, request: Request) -> Response:
-        if request.kind == "sync":
-            return Response({"spec": {}, "current_round": self.claim})
-        return Response({"status": "stale", "current_round": self.claim})
 
 
 def test_a_peer_that_is_cut_off_waits_and_continues_in_the_federations_round() -> None:

@@ -32,7 +32,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.setup.spec_versions import SpecVersions
-from dispfl.peer.transport.base import JSON
+from dispfl.peer.transport.base import JSON, Request, Response
 from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
 from dispfl.testing.memory_transport import Delivery, MemoryNetwork
 from dispfl.testing.virtual_time import run
@@ -414,3 +414,16 @@ def events_about(world: World, logger: str, peer: str) -> list[str]:
         for _, name, event, facts in world.trace
         if name == logger and f"'peer': '{peer}'" in facts
     ]
+
+
+class Liar:
+    """A member that claims a round and has no models."""
+
+    def __init__(self, world: World, name: str, claim: int) -> None:
+        self.transport = world.network.join(name)
+        self.claim = claim
+
+    async def answer(self, sender: str, request: Request) -> Response:
+        if request.kind == "sync":
+            return Response({"spec": {}, "current_round": self.claim})
+        return Response({"status": "stale", "current_round": self.claim})

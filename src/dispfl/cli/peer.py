@@ -316,6 +316,7 @@ def data(
         bool, typer.Option("--refresh", help="Take in new rows, and drop removed ones.")
     ] = False,
     as_json: AsJson = False,
+    trust: Trust = False,
 ) -> None:
     """Show the site's data: rows, classes, columns, scaling, and what changed since they were taken
     in.
@@ -328,11 +329,10 @@ def data(
 
     Example: dispfl peer data alice
     """
-
     from dispfl.cli.site_data import print_data
     from dispfl.peer.peer import Peer
 
-    peer = Peer.open(directory)
+    peer = Peer.open(directory, trust=trust)
     status = peer.data(refresh=refresh)
     if as_json:
         typer.echo(json.dumps(asdict(status), indent=2))

@@ -211,10 +211,11 @@ def _facts(site: "Site", change: "SpecChange") -> dict[str, Any]:
 
 
 def _read(file: Path) -> "SpecChange":
+    from dispfl.files import read_regular
     from dispfl.peer.membership.spec_change import SpecChange, SpecChangeError
 
     try:
-        return SpecChange.read(file.read_text())
+        return SpecChange.read(read_regular(file).decode())
     except (OSError, UnicodeDecodeError) as problem:
         raise SpecChangeError(f"The change {file} cannot be read: {problem}.") from None
 

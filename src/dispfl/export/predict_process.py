@@ -6,6 +6,7 @@ ends it after some seconds without progress, on Ctrl-C, and on SIGTERM. This sid
 and reads plain JSON from the other one.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -123,6 +124,8 @@ def _answers(model: Path, answers: Connection, timeout: float) -> Iterator[dict[
 
 def main() -> None:
     """Predict as the first line of the input says, and send the results."""
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with closing(Connection(int(sys.argv[1]), readable=False)) as answers:

@@ -1,13 +1,12 @@
 """Keys, certificates and real TLS handshakes over loopback."""
 
 import errno
-import io
 import os
 import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -301,14 +300,14 @@ def test_the_mode_of_a_key_is_that_of_the_file_that_is_read(
 ) -> None:
     """The path may lead to another file between a look at it and its reading."""
     ALICE.save(tmp_path)
-    opens = io.open
+    opens = os.open
 
-    def replaced_just_before(path: Path, *mode: Any, **options: Any) -> IO[Any]:
+    def replaced_just_before(path: Path, *flags: Any) -> int:
         if path == tmp_path / "key.pem":
             path.chmod(0o644)
-        return opens(path, *mode, **options)
+        return opens(path, *flags)
 
-    monkeypatch.setattr(io, "open", replaced_just_before)
+    monkeypatch.setattr(os, "open", replaced_just_before)
     with refused(IdentityError):
         Identity.load(tmp_path)
 

@@ -455,7 +455,7 @@ def test_an_error_of_the_system_is_not_damage(
         def fail(path: Path) -> bytes:
             raise OSError(code, os.strerror(code))
 
-        broken.setattr(Path, "read_bytes", fail)
+        broken.setattr(list_file, "read_regular", fail)
         with pytest.raises(
             RunError, match=rf"cannot be read: {os.strerror(code)}\. Nothing was changed"
         ):

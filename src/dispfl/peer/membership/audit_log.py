@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import RunError
-from dispfl.files import append_durably
+from dispfl.files import append_durably, open_regular, read_regular
 from dispfl.peer.membership.member_list import Member, MemberList
 from dispfl.peer.membership.roster import Roster
 
@@ -121,7 +121,7 @@ def missing_in_audit(folder: Path, lines: tuple[str, ...]) -> tuple[str, ...]:
     """Return the entries, which were appended together, or nothing if the log has them."""
     block = _block(lines)
     try:
-        with (folder / AUDIT).open("rb") as file:
+        with open_regular(folder / AUDIT) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - len(block) - RECENT_BYTES))
             is_logged = block in file.read()
@@ -138,7 +138,7 @@ def read_audit(folder: Path, unlogged: Iterable[str] = ()) -> list[dict[str, Any
     """Return the entries of a site's audit log, oldest first, and those that it still lacks."""
     lines: list[bytes] = []
     try:
-        lines += (folder / AUDIT).read_bytes().splitlines()
+        lines += read_regular(folder / AUDIT).splitlines()
     except FileNotFoundError:
         pass
     except OSError as problem:

@@ -23,7 +23,9 @@ from dispfl.errors import ConfigError, DispflError
 from dispfl.files import (
     make_folder,
     new_private_file,
+    open_regular,
     plain_disk_errors,
+    read_regular,
     write_atomically,
 )
 from dispfl.peer.membership.address import check_name
@@ -239,7 +241,7 @@ class Identity:
         match."""
         key = _read_key(folder / KEY)
         try:
-            chain = x509.load_pem_x509_certificates((folder / CERTIFICATE).read_bytes())
+            chain = x509.load_pem_x509_certificates(read_regular(folder / CERTIFICATE))
         except (OSError, ValueError) as problem:
             raise IdentityError(
                 f"{folder / CERTIFICATE} cannot be read ({problem}); restore it from a backup."
@@ -303,7 +305,7 @@ def _context(
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             check_private(file)
             content = file.read()
     except OSError as problem:

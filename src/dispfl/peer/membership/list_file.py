@@ -38,7 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import DispflError, MessageError, RunError
-from dispfl.files import is_disk_full, open_or_create, plain_disk_errors, write_atomically
+from dispfl.files import (
+    is_disk_full,
+    open_or_create,
+    plain_disk_errors,
+    read_regular,
+    write_atomically,
+)
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import (
     Change,
@@ -99,7 +105,7 @@ class ListFile:
             try:
                 stamp = self._stamp_now()
                 if stamp != self._stamp:
-                    self._reload(self.path.read_bytes(), stamp)
+                    self._reload(read_regular(self.path), stamp)
             except OSError as problem:
                 advice = "Nothing was changed; remove the cause and start again."
                 if isinstance(problem, FileNotFoundError):

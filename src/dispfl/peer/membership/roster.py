@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dispfl.errors import ConfigError, DispflError
+from dispfl.files import open_regular, read_regular
 from dispfl.peer.membership.address import check_name
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import check_private, same_fingerprint, write_privately
@@ -81,7 +82,7 @@ class Roster:
     def load(cls, path: Path) -> "Roster":
         """Read a roster's file; raise `RosterError` if it is none."""
         try:
-            return cls.read(path.read_text())
+            return cls.read(read_regular(path).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise RosterError(f"The roster {path} cannot be read: {problem}.") from None
 
@@ -330,7 +331,7 @@ def public_key(name: str, key: Ed25519PrivateKey) -> str:
 def read_admin_key(path: Path) -> Ed25519PrivateKey:
     """Read an administrator's key file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             key = _admin_key(file.read())
             if key is None:
                 raise RosterError(

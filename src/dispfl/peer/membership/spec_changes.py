@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispfl.errors import ConfigError, RunError
-from dispfl.files import write_atomically
+from dispfl.files import read_regular, write_atomically
 from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.encoding import canonical
 from dispfl.peer.membership.identity import Identity
@@ -271,7 +271,7 @@ class SpecChangesFile:
 
     def _read(self) -> SpecChanges:
         try:
-            content = json.loads(self.path.read_bytes())
+            content = json.loads(read_regular(self.path))
             if content["format"] != _FORMAT or content["version"] != _FORMAT_VERSION:
                 raise ValueError("it has another format or version")
             in_force = tuple(map(SpecChange.from_json, content["in_force"]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dispfl.core.report import Report
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
-from dispfl.files import make_folder, write_atomically
+from dispfl.files import make_folder, read_regular, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.peer.site import WARM_START, Site
 from dispfl.round.context import StepResult
@@ -56,7 +56,7 @@ def warm_state(site: Site, setup: "LocalSetup") -> PeerState | None:
         return None
     check_private_start(is_private=setup.run.settings.privacy.enabled)
     try:
-        fits_to = json.loads((folder / _SPEC).read_bytes())
+        fits_to = json.loads(read_regular(folder / _SPEC))
         state = Checkpoints(folder).load(1)[site.name].next_state
     except (OSError, ValueError, KeyError) as problem:
         raise RunError(

@@ -16,7 +16,7 @@ from dispfl.core.report import Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DamagedError, DispflError, RunError
-from dispfl.files import plain_disk_errors, write_atomically
+from dispfl.files import plain_disk_errors, read_regular, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.peer.setup.spec import spec_difference
 from dispfl.peer.state.log import EventLog, finite
@@ -218,7 +218,7 @@ class PrivateRounds:
     def begun(self) -> PrivateHistory:
         """The rounds, and their steps."""
         try:
-            content = json.loads(self.file.read_text())
+            content = json.loads(read_regular(self.file))
             if "restored_from" in content:
                 raise RunError(
                     f"The site was restored from a backup of {content['restored_from']}, and what"
