@@ -27,6 +27,7 @@ from dispfl.peer.local_federation import (
 )
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.store import PeerStore, rounds_of
+from dispfl.report.runs import read_run
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.topology import peer_names
@@ -112,6 +113,7 @@ def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
     records = read_metrics(processes.out)
     for one, other in zip(records, read_metrics(tmp_path / "simulated"), strict=True):
         assert one["traffic"] == other["traffic"]
+        assert one["links"] == other["links"]
         assert one["overlap"] == other["overlap"]
 
     status = {
@@ -162,6 +164,7 @@ def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
         read_metrics(processes.out), read_metrics(tmp_path / "simulated"), strict=True
     ):
         assert one["traffic"] == other["traffic"]
+        assert one["links"] == other["links"]
         assert one["overlap"] == other["overlap"]
 
 
@@ -190,6 +193,10 @@ def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
     summary = read_summary(processes.out)
     assert summary is not None
     assert summary["rounds"] == 40
+    without_killed_peer = read_run(processes.out).links(killed_after + 2)
+    assert without_killed_peer is not None
+    assert "002" not in without_killed_peer.received
+    assert all("002" not in senders for senders in without_killed_peer.received.values())
 
 
 def dispfl(*words: str | Path) -> subprocess.Popen[str]:

@@ -11,6 +11,9 @@ import torch
 from recorded_runs import a_line, scored, spread
 from safetensors.torch import save_file
 
+from dispfl.runs.links import encode_links
+from dispfl.topology import Ring, peer_names
+
 Scores = Sequence[Sequence[float | None] | None]
 
 
@@ -35,9 +38,11 @@ def write_run(
     larger.
 
     `mb` is the busiest node's traffic per round on the wire in MB, twice as much as the paper
-    counts. `own` are the method's settings, `record` overrides keys in every line of the metrics.
+    counts. Who received whose model is a ring's. `own` are the method's settings, `record`
+    overrides keys in every line of the metrics.
     """
     peers = next(len(own) for own in scores if own is not None)
+    roster = peer_names(peers)
     path.mkdir(parents=True)
     settings: dict[str, Any] = {
         "seed": seed,
@@ -57,6 +62,7 @@ def write_run(
         shape: dict[str, Any] = {"mb": mb, "flops": flops, "peers": peers, "metric": metric}
         line = a_line(t, in_round, **shape)
         line["busiest"]["connections"] = connections
+        line["links"] = encode_links(Ring().neighbours(seed, t, roster), roster)
         lines.append(line | dict(record or {}))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if settings["rounds"] == len(scores):

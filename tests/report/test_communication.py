@@ -1,14 +1,21 @@
 """Sections about communication."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from dispfl.core.train import Train
+from dispfl.errors import RunError
+from dispfl.federation import Federation
+from dispfl.methods.base import Neighbourhood, PeerState
+from dispfl.methods.dpsgd import DPSGD
 from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.results import read_results
+from dispfl.topology import Full
 
 Write = Callable[..., Path]
 
@@ -40,7 +47,7 @@ def test_without_traffic_in_the_metrics_a_sentence_says_so(write: Write) -> None
     assert "<svg" not in html
 
 
-def topology_of(write: Write, *paths: Path) -> str:
+def topology_of(*paths: Path) -> str:
     return str(topology_section(read_results(paths)))
 
 
@@ -50,56 +57,71 @@ def test_rows_with_the_same_graph_share_one_drawing(write: Write) -> None:
         write("b", [[0.8] * 4], "dpsgd"),
         write("c", [[0.7] * 4], "local", mb=0),
     ]
-    html = topology_of(write, *paths)
+    html = topology_of(*paths)
     assert "<strong>Dis-PFL and D-PSGD</strong>" in html
     note = (
-        "Ring topology in round 1 of seed 0: every peer has 2 neighbours; highlighted: the"
-        " neighbours of peer 000."
+        "Ring topology in round 1 of seed 0: every peer received 2 models; highlighted: what peer"
+        " 000 received."
     )
     assert note in html
-    assert "peer 000: receives from 001, 003; sends to 001, 003" in html
+    assert "peer 000: received from 001, 003; sent to 001, 003" in html
     assert "Local: no peer receives anything." in html
 
 
-def test_the_cohort_is_highlighted_if_the_traffic_is_recorded(write: Write) -> None:
-    traffic = {"001": [5, 5], "002": [0, 0], "server": [5, 5]}
-    path = write("a", [[0.5] * 3], "fedavg", own={"cohort": 1}, record={"traffic": traffic})
-    html = topology_of(write, path)
-    assert (
-        "A server selects at most 1 peer per round; highlighted: the cohort of round 1 of seed 0 (1"
-        " peer)." in html
-    )
+def test_the_cohort_is_highlighted(write: Write) -> None:
+    path = write("a", [[0.5] * 3], "fedavg", own={"cohort": 1}, record={"links": "-;3;-;1"})
+    html = topology_of(path)
+    assert "Highlighted: the server’s cohort of round 1 of seed 0 (1 peer)." in html
     assert "peer 001: participated in the last round" in html
 
 
-def test_offline_peers_are_hollow(write: Write) -> None:
-    path = write(
-        "a", [[0.5] * 4], topology={"name": "full", "offline_prob": 1.0, "offline": "train"}
-    )
-    html = topology_of(write, path)
-    assert "hollow: 4 peers offline." in html
-    assert html.count("node offline") == 4
+def test_offline_peers_are_hollow_and_missed_models_dashed(write: Write) -> None:
+    links = {"links": "1;;-;-", "missed_links": "-;0;-;-"}
+    html = topology_of(write("a", [[0.5] * 4], record=links))
+    assert "peers received 0 to 1 models" in html
+    assert "dashed: 1 model requested, but not received; hollow: 2 peers offline." in html
+    assert html.count("node offline") == 2
+    assert "peer 001: received from none; sent to 000; missed 000" in html
 
 
-@pytest.mark.parametrize(
-    ("topology", "sentence"),
-    [
-        ({"name": "mine"}, "Dis-PFL: a custom topology, which cannot be drawn from the config."),
-        ({"name": "ring", "offline_prob": 7}, "topology.offline_prob must be in [0, 1], got 7."),
-        (
-            {"name": "random", "degree": 9},
-            "topology.degree must be below the number of peers (2), got 9.",
-        ),
-    ],
-)
-def test_a_topology_that_cannot_be_drawn_is_explained(
-    write: Write, topology: dict[str, Any], sentence: str
-) -> None:
-    html = topology_of(write, write("a", [[0.5, 0.5]], topology=topology))
-    assert sentence in html
+def test_links_that_are_not_recorded_or_too_many_are_explained(write: Write) -> None:
+    html = topology_of(write("a", [[0.5, 0.5]], record={"links": None}))
+    assert "Dis-PFL: the metrics do not record who received whose model." in html
+    full = ";".join(["0-99"] * 100)
+    html = topology_of(write("b", [[0.5] * 100], record={"links": full}))
+    assert "10000 links in round 1 of seed 0, too many to draw." in html
     assert "<svg" not in html
 
 
-def test_a_graph_of_too_many_links_is_not_drawn(write: Write) -> None:
-    html = topology_of(write, write("a", [[0.5] * 100], topology={"name": "full"}))
-    assert "9900 links in round 1 of seed 0, too many to draw." in html
+@pytest.mark.parametrize("links", ["1", "1;2", "1;0;2;3;4", "1;x", "1;1-0", "1;0 0", "1;0-99"])
+def test_links_of_another_run_are_refused(write: Write, links: str) -> None:
+    path = write("a", [[0.5, 0.5]], record={"links": links})
+    with pytest.raises(RunError, match=r"metrics.jsonl, round 0: .* Restore the file"):
+        topology_of(path)
+
+
+class FirstNeighbour(DPSGD):
+    """Receives from the first of its neighbours alone."""
+
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> Sequence[str]:
+        return neighbourhood.neighbours[:1]
+
+
+def test_the_graph_of_a_method_that_chooses_is_what_its_peers_received(tmp_path: Path) -> None:
+    points = (torch.randn(8, 4), torch.arange(8) % 2)
+    federation = Federation(
+        lambda: nn.Linear(4, 2),
+        [(points, points)] * 4,
+        FirstNeighbour(),
+        topology=Full(),
+        train=Train(epochs=1),
+        rounds=1,
+    )
+    federation.run(out=tmp_path / "run")
+
+    html = topology_of(tmp_path / "run")
+    assert "Full topology in round 1 of seed 0: every peer received 1 model" in html
+    assert "peer 000: received from 001; sent to 001, 002, 003" in html
+    assert "peer 003: received from 000; sent to none" in html

@@ -1,11 +1,11 @@
 """Heat maps and graphs as text."""
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
 from dispfl.report.diagrams import HeatMap, circle_positions, peer_graph, server_star
+from dispfl.report.runs import Links
 
 
 def titles(chart: str) -> list[str]:
@@ -32,12 +32,14 @@ def test_peers_are_placed_clockwise_from_the_top() -> None:
 
 
 def test_a_graph_has_a_link_for_every_neighbour_and_highlights_those_of_one_peer() -> None:
-    neighbours: dict[str, Sequence[str]] = {"000": ["001"], "001": ["000", "002"]}
-    chart = peer_graph(neighbours, ["000", "001", "002"], ["002"], "001", "label")
+    links = Links({"000": ["001"], "001": ["000", "002"]}, {"000": ["002"]})
+    chart = peer_graph(links, ["000", "001", "002"], ["002"], "001", "label")
     (others,) = re.findall(r'd="([^"]*)" class="links" ', chart)
     (highlighted,) = re.findall(r'd="([^"]*)" class="links highlighted"', chart)
-    assert (others.count("M"), highlighted.count("M")) == (2, 4)  # a line and an arrow head each
-    assert titles(chart)[0] == "peer 000: receives from 001; sends to 001"
+    (missed,) = re.findall(r'd="([^"]*)" class="links missed"', chart)
+    counts = (others.count("M"), highlighted.count("M"), missed.count("M"))
+    assert counts == (2, 4, 2)  # a line and an arrow head each
+    assert titles(chart)[0] == "peer 000: received from 001; sent to 001; missed 002"
     assert titles(chart)[2] == "peer 002: offline"
 
 

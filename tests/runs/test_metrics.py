@@ -53,6 +53,8 @@ KEYS = [
     "peer_seconds",
     "busiest",
     "traffic",
+    "links",
+    "missed_links",
     "senders",
     "flops_per_peer",
     "flops_total",

@@ -31,6 +31,8 @@ class Shape(StrEnum):
     """By node: several numbers by name; or null."""
     TRAFFIC = "pair by node"
     """By node: a number for what it sends and one for what it receives; or null."""
+    LINKS = "text"
+    """One text for the links of all nodes (`runs/links.py`); or null."""
 
     def accepts(self, value: Any, peers: int) -> bool:
         """Whether a value that was read from a file has this shape, in a run of so many peers."""
@@ -41,7 +43,7 @@ class Shape(StrEnum):
                 return _is_object_of(value, lambda spread: _is_metric(spread, peers))
             case Shape.NUMBER:
                 return is_finite_number(value)
-            case Shape.NAME:
+            case Shape.NAME | Shape.LINKS:
                 return value is None or isinstance(value, str)
             case Shape.REASONS:
                 return _is_object_of(value, lambda reason: isinstance(reason, str))
@@ -184,6 +186,17 @@ ROUND_QUANTITIES = (
     ),
     Quantity(
         "traffic", Shape.TRAFFIC, "sent and received by every node with any traffic", unit="bytes"
+    ),
+    Quantity(
+        "links",
+        Shape.LINKS,
+        "whose models each node received: for each peer in order, and the server last, their"
+        " positions, as in `1-3 5;0 2;;-`; empty: none, `-`: took no part",
+    ),
+    Quantity(
+        "missed_links",
+        Shape.LINKS,
+        "in the same form, the models that were requested in vain, or refused; null: none",
     ),
     Quantity(
         "senders",

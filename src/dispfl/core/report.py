@@ -96,6 +96,11 @@ class Report:
     """The senders among them that are farther than the rule's threshold: their differences are
     clipped, or they do not decide weights that few hold.
     """
+    received: list[str] | None = None
+    """The nodes whose models the step used, by name; None if the peer took no part in the
+    exchange."""
+    missed: list[str] = field(default_factory=list)
+    """The nodes whose models it requested in vain, or refused."""
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
     exhausted: bool = False

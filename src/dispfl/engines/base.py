@@ -51,7 +51,8 @@ def simulated_step(
     received: dict[str, PackedModel] = {}
     messages: list[MessageCost] = []
     buffers = {task.peer: state.buffers}
-    for sender in task_senders(context, task, state):
+    senders = task_senders(context, task, state)
+    for sender in senders:
         delivery = fetch(sender, mask)
         received[sender] = delivery.model
         buffers[sender] = delivery.buffers
@@ -61,6 +62,9 @@ def simulated_step(
         accepted_buffers = {name: buffers[name] for name in (task.peer, *accepted)}
         state = replace(state, buffers=_average_buffers(accepted_buffers, task.peer))
     result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
+    if task.takes_part:
+        result.report.received = sorted(accepted)
+        result.report.missed = sorted(set(senders) - set(accepted))
     return replace(result, messages=tuple(messages))
 
 

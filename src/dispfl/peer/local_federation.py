@@ -272,6 +272,7 @@ def _collect_metrics(
     round_start = min(times)
     records = []
     for t in range(context.settings.rounds):
+        online = context.settings.topology.online(context.settings.seed, t, context.roster)
         results = {}
         round_end = round_start
         for name in context.roster:
@@ -280,6 +281,9 @@ def _collect_metrics(
                 results[name] = StepResult(Report())
                 continue
             report, messages = report_of(entry)
+            if name in online:
+                report.received = entry["received"]
+                report.missed = entry["missed"]
             results[name] = StepResult(report, messages)
             round_end = max(round_end, entry["time"])
         duration = round_end - round_start

@@ -2,21 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dispfl.errors import ConfigError
-from dispfl.registry import TOPOLOGIES
 from dispfl.report.charts import Bar, bar_chart, thin_out
 from dispfl.report.comparison import ComparisonRow, labels_of
 from dispfl.report.diagrams import peer_graph, server_star
 from dispfl.report.html import Block, Figure, Figures, Remark, Section, css_class
 from dispfl.report.results import ReportResults
-from dispfl.report.runs import RecordedRun
-from dispfl.report.wording import format_amount, join_and, number_range, plural
-from dispfl.topology import Topology
+from dispfl.report.runs import SERVER, Links, RecordedRun
+from dispfl.report.wording import capitalized, format_amount, join_and, number_range, plural
 
 MAX_BARS = 200
 MAX_LINKS = 6000
 """A drawing of more links would be large and illegible."""
-SERVER = "server"
 
 
 # Traffic of each node
@@ -150,16 +146,13 @@ def topology_section(results: ReportResults) -> Section:
 
 
 def _graph_key(run: RecordedRun) -> tuple[str, ...]:
-    """Return a key that rows with the same graph share; seed and topology determine it."""
+    """Return a key that rows share if the same peers received the same models."""
     if _is_silent(run):
         return ("silent",)
-    key = [str(run.seed), str(run.config["peers"]), str(len(run.records))]
-    if _has_server(run):
-        return (SERVER, *key, str(run.config["method"]["cohort"]), *_cohort(run))
-    for setting, value in sorted(run.settings.items()):
-        if setting.startswith("topology."):
-            key.append(f"{setting}={value}")
-    return ("gossip", *key)
+    newest = run.records[-1]
+    links = str(newest.get("links"))
+    missed = str(newest.get("missed_links"))
+    return (_topology_name(run), str(run.seed), str(len(run.records)), links, missed)
 
 
 def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
@@ -168,85 +161,60 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
     labels = join_and(labels_of(group))
     if _is_silent(run):
         return Remark(f"{labels}: no peer receives anything.")
-    if _has_server(run):
-        return _draw_server(run, labels)
-    try:
-        topology = _topology(run)
-    except ConfigError as problem:
-        return Remark(f"{labels}: {problem}")
-
-    neighbours = topology.online_neighbours(run.seed, len(run.records) - 1, run.roster)
-    links = sum(map(len, neighbours.values()))
-    if links > MAX_LINKS:
-        count = plural(links, "link")
+    links = run.links(-1)
+    if links is None:
+        return Remark(f"{labels}: the metrics do not record who received whose model.")
+    if links.has_server:
+        return _draw_server(run, links, labels)
+    if links.count > MAX_LINKS:
+        count = plural(links.count, "link")
         return Remark(f"{labels}: {count} in {_last_round(run)}, too many to draw.")
 
     example = ""
     offline = []
     for peer in run.roster:
-        if peer not in neighbours:
+        if peer not in links.received:
             offline.append(peer)
-        elif neighbours[peer] and not example:
+        elif links.received[peer] and not example:
             example = peer
-    note = f"{topology.name.capitalize()} topology in {_last_round(run)}: {_degrees(neighbours)}"
+    note = f"{_topology_name(run)}{_last_round(run)}: {_degrees(links.received)}"
     if example:
-        note += f"; highlighted: the neighbours of peer {example}"
+        note += f"; highlighted: what peer {example} received"
+    missed = sum(map(len, links.missed.values()))
+    if missed:
+        note += f"; dashed: {plural(missed, 'model')} requested, but not received"
     if offline:
         note += f"; hollow: {plural(len(offline), 'peer')} offline"
-    note += "."
-    if any(row.runs[0].method == "fedfomo" for row in group):
-        note += " FedFOMO may instead choose other peers whose models have helped."
-    graph = peer_graph(neighbours, run.roster, offline, example, f"{labels}. {note}")
+    note = f"{capitalized(note)}."
+    graph = peer_graph(links, run.roster, offline, example, f"{labels}. {note}")
     return Figure(labels, graph, note)
+
+
+def _topology_name(run: RecordedRun) -> str:
+    """Return a beginning of a sentence that names the run's topology, if it has a name."""
+    table = run.config.get("topology")
+    name = table.get("name") if isinstance(table, dict) else None
+    return f"{name} topology in " if isinstance(name, str) else ""
 
 
 def _last_round(run: RecordedRun) -> str:
     return f"round {len(run.records)} of seed {run.seed}"
 
 
-def _draw_server(run: RecordedRun, labels: str) -> Figure:
-    cohort = _cohort(run)
-    note = f"A server selects at most {plural(run.config['method']['cohort'], 'peer')} per round"
-    if cohort:
-        peers = plural(len(cohort), "peer")
-        note += f"; highlighted: the cohort of {_last_round(run)} ({peers})"
-    note += "."
-    star = server_star(SERVER, run.roster, cohort or None, f"{labels}. {note}")
+def _draw_server(run: RecordedRun, links: Links, labels: str) -> Figure:
+    cohort = [peer for peer in run.roster if peer in links.received]
+    peers = plural(len(cohort), "peer")
+    note = f"Highlighted: the server’s cohort of {_last_round(run)} ({peers})."
+    star = server_star(SERVER, run.roster, cohort, f"{labels}. {note}")
     return Figure(labels, star, note)
-
-
-def _cohort(run: RecordedRun) -> list[str]:
-    """Return the peers that exchanged data with the server in the last round, if recorded."""
-    traffic = run.records[-1].get("traffic", {})
-    return [peer for peer in run.roster if any(traffic.get(peer, ()))]
 
 
 def _is_silent(run: RecordedRun) -> bool:
     return run.points[-1].wire_mb == 0
 
 
-def _has_server(run: RecordedRun) -> bool:
-    """Return whether the method has a cohort, as only server methods do."""
-    return type(run.config["method"].get("cohort")) is int
-
-
-def _topology(run: RecordedRun) -> Topology:
-    """Return the run's topology; a `ConfigError` says why it cannot be drawn."""
-    table = run.config.get("topology")
-    if not isinstance(table, dict) or table.get("name") not in TOPOLOGIES:
-        raise ConfigError("a custom topology, which cannot be drawn from the config.")
-    settings = dict(table)
-    name = settings.pop("name")
-    try:
-        topology = TOPOLOGIES[name](**settings)
-        topology.check(run.config["peers"])
-    except ConfigError as problem:
-        raise ConfigError(f"the config’s topology cannot be read. {problem}") from problem
-    return topology
-
-
-def _degrees(neighbours: Mapping[str, Sequence[str]]) -> str:
-    degrees = list(map(len, neighbours.values())) or [0]
+def _degrees(received: Mapping[str, Sequence[str]]) -> str:
+    degrees = list(map(len, received.values())) or [0]
     if min(degrees) == max(degrees):
-        return f"every peer has {plural(degrees[0], 'neighbour')}"
-    return f"peers have {number_range(degrees)} neighbours"
+        return f"every peer received {plural(degrees[0], 'model')}"
+    return f"peers received {number_range(degrees)} models"

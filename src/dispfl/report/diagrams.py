@@ -7,6 +7,7 @@ from math import cos, hypot, pi, sin
 from markupsafe import Markup
 
 from dispfl.report.charts import coordinate, element, point, svg
+from dispfl.report.runs import Links
 
 LEVELS = 8
 """Colour levels of a heat map. Cells of one level are one path, which keeps large maps small."""
@@ -118,39 +119,41 @@ class HeatMap:
 
 
 def peer_graph(
-    neighbours: Mapping[str, Sequence[str]],
-    roster: Sequence[str],
-    offline: Collection[str],
-    example: str,
-    label: str,
+    links: Links, roster: Sequence[str], offline: Collection[str], example: str, label: str
 ) -> Markup:
-    """Return peers on a circle, with a link to each peer from its neighbours.
+    """Return peers on a circle, with a link to each peer from those that it received from.
 
-    Those to `example` are highlighted.
+    Links to `example` are highlighted; those of models that were not received are dashed.
     """
-    links: list[Link] = []
+    usual: list[Link] = []
     highlighted: list[Link] = []
     receivers: dict[str, list[str]] = {peer: [] for peer in roster}
-    for peer, senders in neighbours.items():
+    for peer, senders in links.received.items():
         for sender in senders:
             receivers[sender].append(peer)
             if peer == example:
                 highlighted.append((sender, peer))
             else:
-                links.append((sender, peer))
+                usual.append((sender, peer))
+    missed: list[Link] = []
+    for peer, senders in links.missed.items():
+        missed += [(sender, peer) for sender in senders]
 
     positions = circle_positions(roster)
-    count = len(links) + len(highlighted)
+    count = links.count
     arrows = count <= MAX_ARROWS
     opacity = f"--link-opacity:{max(0.12, min(0.6, 60 / max(1, count))):.2f}"
-    path = _links(links, positions, arrows)
+    path = _links(usual, positions, arrows)
     drawn = [
         element("path", d=path, class_="links", style=opacity),
+        element("path", d=_links(missed, positions, arrows), class_="links missed"),
         element("path", d=_links(highlighted, positions, arrows), class_="links highlighted"),
     ]
     for peer in roster:
-        senders = _first_few(neighbours.get(peer, []))
-        state = f"receives from {senders}; sends to {_first_few(receivers[peer])}"
+        senders = _first_few(links.received.get(peer, []))
+        state = f"received from {senders}; sent to {_first_few(receivers[peer])}"
+        if peer in links.missed:
+            state += f"; missed {_first_few(links.missed[peer])}"
         mark = ""
         if peer == example:
             mark = "highlighted"
@@ -161,10 +164,8 @@ def peer_graph(
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
 
-def server_star(
-    centre: str, roster: Sequence[str], cohort: Collection[str] | None, label: str
-) -> Markup:
-    """Return peers around a server; the links of a known cohort are highlighted."""
+def server_star(centre: str, roster: Sequence[str], cohort: Collection[str], label: str) -> Markup:
+    """Return peers around a server; the links of its cohort are highlighted."""
     positions = circle_positions(roster)
     spokes = highlighted = ""
     nodes = []
@@ -172,14 +173,13 @@ def server_star(
         spoke = f"M{point(*CENTRE)}L{point(*positions[peer])}"
         tooltip = f"peer {peer}"
         mark = ""
-        if cohort and peer in cohort:
+        if peer in cohort:
             highlighted += spoke
             tooltip += ": participated in the last round"
             mark = "highlighted"
         else:
             spokes += spoke
-            if cohort:
-                tooltip += ": idle in the last round"
+            tooltip += ": idle in the last round"
         nodes.append(_node(positions[peer], tooltip, mark, len(roster)))
 
     x, y = CENTRE

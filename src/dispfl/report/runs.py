@@ -16,6 +16,7 @@ from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
+from dispfl.runs.links import decode_links
 from dispfl.runs.metrics import (
     check_records,
     last_scores,
@@ -30,6 +31,7 @@ Record = dict[str, Any]
 """A line of the metrics."""
 GAP = "gap"
 """How much better models are on training data than on test data."""
+SERVER = "server"
 ROUNDING = 1e-9
 """Equal costs may differ in the last bits of their sums."""
 
@@ -125,6 +127,25 @@ def _mean_seconds(record: Record) -> float:
         return 0.0
     per_peer = measured["per_peer"]
     return float(sum(filter(None, per_peer)) / len(per_peer))
+
+
+@dataclass(frozen=True)
+class Links:
+    """Who received whose model in a round."""
+
+    received: Mapping[str, Sequence[str]]
+    """By each node that took part: those whose models it received."""
+    missed: Mapping[str, Sequence[str]]
+    """By node: those whose models it requested in vain, or refused."""
+
+    @property
+    def has_server(self) -> bool:
+        return SERVER in self.received
+
+    @property
+    def count(self) -> int:
+        """How many models were received."""
+        return sum(map(len, self.received.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,6 +326,26 @@ class RecordedRun:
                 total[node] = (up_before + up, down_before + down)
         scale = 1e6 * len(self.records)
         return {node: (up / scale, down / scale) for node, (up, down) in total.items()}
+
+    def links(self, t: int) -> "Links | None":
+        """Return who received whose model in round t, -1 for the last; None if not recorded."""
+        record = self.records[t]
+        if not record.get("links"):
+            return None
+        nodes = self.roster
+        if record["links"].count(";") == len(nodes):
+            nodes.append(SERVER)
+        try:
+            missed = record.get("missed_links")
+            return Links(
+                decode_links(record["links"], nodes), decode_links(missed, nodes) if missed else {}
+            )
+        except RunError as problem:
+            file = self.path / "metrics.jsonl"
+            raise RunError(
+                f"{file}, round {record['round']}: {problem} Restore the file, or start the run"
+                " again."
+            ) from problem
 
     def label_counts(self) -> list[list[int]] | None:
         """Return each peer's number of training samples per class; None if no split was saved."""

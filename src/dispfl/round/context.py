@@ -389,6 +389,11 @@ class PeerTask:
     crash has undone. Each has spent its steps, and this one draws from a stream of its own. In a
     simulation the state counts, and a repeated round is the same."""
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether the peer exchanges models in this round: it is online, or the server's choice."""
+        return self.peer in self.graph or self.server is not None
+
 
 @dataclass(frozen=True)
 class StepResult:

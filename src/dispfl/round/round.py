@@ -5,8 +5,8 @@ it: engines run it for every peer, and a real peer calls it with the models that
 sent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,6 +44,8 @@ class Round:
     """Every peer's result."""
     server: PeerState | None = None
     """The server's next state, where there is a server."""
+    uploads: Sequence[str] = field(default=(), kw_only=True)
+    """The peers whose uploads the server has aggregated."""
 
     @property
     def ledger(self) -> Ledger:
@@ -167,7 +169,8 @@ def server_round(
     if isinstance(method, Robust):
         for peer in cohort:
             method.report_protection(results[peer].report, requested_uploads(method), len(accepted))
-    return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
+    without_uploads = {peer: replace(results[peer], upload=None) for peer in context.roster}
+    return Round(without_uploads, server, uploads=sorted(accepted))
 
 
 def _run_tasks(

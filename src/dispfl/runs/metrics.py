@@ -21,10 +21,12 @@ from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
+from dispfl.methods.base import SERVER
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
 from dispfl.round.ledger import Ledger
 from dispfl.round.round import Round
+from dispfl.runs.links import encode_links
 from dispfl.topology import peer_names
 
 Metrics = dict[str, Any]
@@ -52,6 +54,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
     return record | {
         "busiest": busiest_node(result.ledger),
         "traffic": {node: list(up_down) for node, up_down in result.ledger.traffic().items()},
+        **links_of(result),
         "senders": received_senders(reports),
         "flops_per_peer": mean_or_none(list(filter(None, flops))) or 0.0,
         "flops_total": sum(flops),
@@ -84,6 +87,24 @@ def busiest_node(ledger: Ledger) -> Metrics:
         "wire_down_mb": busiest.down / 1e6,
         "peer": busiest.peer,
         "connections": busiest.connections,
+    }
+
+
+def links_of(result: Round) -> Metrics:
+    """Return who received whose model in a round, and what was missed, as texts."""
+    received: dict[str, Sequence[str] | None] = {}
+    missed: dict[str, Sequence[str] | None] = {}
+    for peer, step in result.results.items():
+        received[peer] = step.report.received
+        if step.report.missed:
+            missed[peer] = step.report.missed
+    nodes = list(result.results)
+    if result.server is not None:
+        nodes.append(SERVER)
+        received[SERVER] = result.uploads
+    return {
+        "links": encode_links(received, nodes),
+        "missed_links": encode_links(missed, nodes) if missed else None,
     }
 
 

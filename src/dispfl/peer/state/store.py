@@ -123,6 +123,7 @@ class PeerStore:
         line = round_metrics(t, result, self._task, self._cost, duration)
         line |= {
             "time": time.time(),
+            "links": None,  # positions in a roster that changes; these are the names
             "received": list(received),
             "missed": list(missed),
             "report": finite(asdict(step.report)),
