@@ -56,6 +56,13 @@ class MyNet(nn.Module):
         return outputs
 
 
+class TenfoldNet(MyNet):
+    """The same with inputs that are multiplied, and may become infinite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(10 * x)
+
+
 class BatchNormNet(MyNet):
     """The same with a batch norm, which has buffers."""
 
@@ -411,13 +418,13 @@ def test_the_callers_random_state_and_thread_count_are_restored_after_an_error(
     assert torch.get_num_threads() == 2
 
 
-def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
+def test_a_peer_whose_steps_fail_is_named_and_the_run_finishes(
     pairs: list[Pair], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (inputs, labels), test = pairs[2]
-    pairs[2] = ((inputs / 0, labels), test)
+    pairs[2] = ((torch.full_like(inputs, 3e38), labels), test)
     with caplog.at_level(logging.WARNING, "dispfl"):
-        run = Federation(MyNet, pairs, train=QUICK, rounds=2).run(out=tmp_path / "run")
+        run = Federation(TenfoldNet, pairs, train=QUICK, rounds=2).run(out=tmp_path / "run")
     for t, record in enumerate(run.metrics):
         assert list(record["failures"]) == ["002"]
         assert record["failures"]["002"].startswith(
@@ -426,6 +433,7 @@ def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
         assert record["train_loss"]["per_peer"][2] is None
     assert len(caplog.messages) == 2
     assert run.summary["failures"] == 2
+    assert run.summary["failed_peers"] == ["002"]
     assert len(run.accuracy) == 6
 
 

@@ -1,16 +1,21 @@
 """`dispfl data`, through its command line."""
 
+import gzip
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
+import dispfl
 from dispfl.cli.data import app
 from dispfl.data import datasets
 from dispfl.errors import ConfigError, DataError
+from dispfl.runs.directory import layout_of
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +29,9 @@ def _nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def cifar100(tmp_path: Path) -> Path:
     folder = tmp_path / "data" / "cifar-100-binary"
     folder.mkdir(parents=True)
-    (folder / "train.bin").touch()
-    (folder / "test.bin").touch()
+    for name, images in (("train", 50_000), ("test", 10_000)):
+        with (folder / f"{name}.bin").open("wb") as file:
+            file.truncate(images * (2 + 3 * 32 * 32))  # sparse
     return folder
 
 
@@ -99,3 +105,66 @@ def test_list_does_not_import_torch() -> None:
         "assert CliRunner().invoke(app, ['list']).exit_code == 0; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    """Two classes of Tiny-ImageNet, with three training images and one test image each."""
+    folder = tmp_path / "data" / "tiny-imagenet-200"
+    lines = []
+    for label, wnid in enumerate(("n01", "n02")):
+        for number in range(4):
+            is_test = number == 3
+            place = "val/images" if is_test else f"train/{wnid}/images"
+            image = folder / place / f"{wnid}_{number}.JPEG"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (64, 64), (100 * label, 9 * number, 0)).save(image, "JPEG")
+        lines.append(f"{wnid}_3.JPEG\t{wnid}\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    return folder
+
+
+MISSING = "2 of 200 classes, 6 of 100,000 training images, 2 of 10,000 test images"
+
+
+def test_list_counts_what_an_incomplete_data_set_has(two_classes: Path) -> None:
+    words = ("list", "--data-dir", str(two_classes.parent))
+    rows = {line.split()[0]: " ".join(line.split()) for line in run(*words).stdout.splitlines()}
+    assert rows["tiny-imagenet"].startswith("tiny-imagenet 6 + 2 2 3x64x64")
+    assert rows["tiny-imagenet"].endswith(f"(not complete: {MISSING})")
+    records = {record["name"]: record for record in json.loads(run(*words, "--json").stdout)}
+    incomplete = records["tiny-imagenet"]
+    assert [incomplete[key] for key in ("classes", "train", "test")] == [2, 6, 2]
+    assert not incomplete["complete"]
+    assert records["fashion-sample"]["complete"]
+
+
+def test_a_run_with_an_incomplete_data_set_says_so_and_its_models_can_be_loaded(
+    two_classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {
+        "data": {"name": "tiny-imagenet", "dir": str(two_classes)},
+        "partition": {"name": "iid", "test_samples_per_peer": 2},
+        "topology": "full",
+        "peers": 2,
+        "rounds": 1,
+    }
+    made = dispfl.run(settings, out=tmp_path / "run", progress=False)
+    assert f"tiny-imagenet in {two_classes} is not complete: it has {MISSING}." in caplog.messages
+    loaded = dispfl.Run.load(tmp_path / "run")
+    assert loaded.model(0).state_dict().keys() == made.model(0).state_dict().keys()
+    assert layout_of(tmp_path / "run").size == loaded.states["000"].model.mask.size
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_headers_of_idx_files_tell_the_number_of_images(tmp_path: Path, packed: bool) -> None:
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for prefix, count in (("train", 60_000), ("t10k", 12)):
+        for name in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+            header = struct.pack(">II", 0x801, count)
+            suffix = ".gz" if packed else ""
+            content = gzip.compress(header) if packed else header
+            (folder / f"{prefix}-{name}{suffix}").write_bytes(content)
+    rows = run("list", "--data-dir", str(tmp_path / "data")).stdout
+    assert "(not complete: 12 of 10,000 test images)" in " ".join(rows.split())

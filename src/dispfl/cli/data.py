@@ -11,6 +11,7 @@ from dispfl.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from dispfl.data.catalogue import DataSpec
+    from dispfl.data.contents import Contents
 
 app = typer.Typer(help="List data sets, find their files, download them.", no_args_is_help=True)
 
@@ -42,16 +43,21 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     for heading in ("name", "images", "classes", "size", "where"):
         table.add_column(heading)
     for spec in DATASETS.values():
-        images = f"{spec.train:,} + {spec.test:,}"
+        folder = _folder(spec, data_dir)
+        contents = _contents(spec, folder)
+        images = f"{contents.train:,} + {contents.test:,}"
         size = "x".join(map(str, spec.shape))
-        place = _place(spec, _folder(spec, data_dir))
-        table.add_row(spec.name, images, str(spec.classes), size, place)
+        place = _place(spec, folder)
+        difference = contents.difference(spec)
+        if difference:
+            place += f" (not complete: {difference})"
+        table.add_row(spec.name, images, str(contents.classes), size, place)
     for column in table.columns[:-1]:
         column.no_wrap = True
     table.columns[-1].overflow = "fold"
     console = SafeConsole()
     if not console.is_terminal:
-        console.width = 200  # keep paths on one line in a pipe or a file
+        console.width = 300  # keep paths on one line in a pipe or a file
     console.print(table)
 
 
@@ -123,6 +129,16 @@ def _folder(spec: "DataSpec", data_dir: Path | None) -> Path | None:
         return None
 
 
+def _contents(spec: "DataSpec", folder: Path | None) -> "Contents":
+    """What a data set has in its folder; what it should have, where that is not known."""
+    from dispfl.data.contents import Contents, count_contents
+
+    counted = None
+    if folder is not None:
+        counted = count_contents(spec, folder)
+    return counted or Contents.complete(spec)
+
+
 def _place(spec: "DataSpec", folder: Path | None) -> str:
     if spec.reader == "bundled":
         return "bundled"
@@ -132,13 +148,15 @@ def _place(spec: "DataSpec", folder: Path | None) -> str:
 
 
 def _record(spec: "DataSpec", folder: Path | None) -> dict[str, object]:
+    contents = _contents(spec, folder)
     return {
         "name": spec.name,
         "title": spec.title,
         "shape": spec.shape,
-        "classes": spec.classes,
-        "train": spec.train,
-        "test": spec.test,
+        "classes": contents.classes,
+        "train": contents.train,
+        "test": contents.test,
+        "complete": not contents.difference(spec),
         "origin": spec.origin,
         "download_bytes": spec.download_size,
         "path": str(folder) if folder else None,

@@ -167,6 +167,7 @@ def run_and_compare(
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
     from dispfl.core.metric import METRICS
+    from dispfl.runs.directory import check_learned
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
 
@@ -185,6 +186,8 @@ def run_and_compare(
         resume_options = [] if options.out else ["--out", str(out)]
         run_grid(cells, console, options.track, resume_options, options.jobs)
         _write_comparison(cells, out, targets, options.budget, options.figure, console)
+        for cell in cells:
+            check_learned(cell.path)
 
 
 def run_grid(

@@ -71,7 +71,7 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
     from dispfl.report.run_tables import print_results
-    from dispfl.runs.directory import has_all_rounds, trusted_config
+    from dispfl.runs.directory import check_learned, has_all_rounds, trusted_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
@@ -111,6 +111,7 @@ def run(
     with reading(path):
         print_results([path], console)
     print_text(console, f"Report: {path / 'report.html'}")
+    check_learned(path)
 
 
 def describe_run(run: "ExperimentRun") -> list[str]:

@@ -167,7 +167,7 @@ def show(path: Path, console: "Console") -> None:
     """Write the report and print the results of a run."""
     from dispfl.report.page import write_report
     from dispfl.report.run_tables import print_results
-    from dispfl.runs.directory import read_summary
+    from dispfl.runs.directory import check_learned, read_summary
     from dispfl.runs.execute import draw_learning_curve
 
     if not (path / "report.html").exists():
@@ -178,6 +178,7 @@ def show(path: Path, console: "Console") -> None:
     if summary:
         print_text(console, network_line(summary["network"]))
     print_text(console, f"Report: {path / 'report.html'}")
+    check_learned(path)
 
 
 def network_line(network: Mapping[str, Any]) -> str:

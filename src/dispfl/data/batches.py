@@ -11,10 +11,11 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dispfl.core.rng import global_stream
 from dispfl.core.samples import Samples
+from dispfl.data.checks import check_finite
 from dispfl.errors import DataError
 
 PADDING = 4
@@ -138,24 +139,42 @@ class ResidentSamples:
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """Samples of a torch Dataset, fetched item by item, so that its own transforms are applied."""
+    """Samples of a torch Dataset, fetched item by item, so that its own transforms are applied.
+
+    Each batch is checked as it is read.
+    """
 
     dataset: Dataset[tuple[Tensor, Tensor]]
+    subject: str = "The data"
+    """What errors call them: "Peer 3's training data"."""
+    index: Tensor | None = None
+    """The items that belong to this peer; None for all."""
 
     def __len__(self) -> int:
-        return len(cast(Sized, self.dataset))
+        return len(cast(Sized, self.dataset) if self.index is None else self.index)
 
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of (inputs, labels): shuffled if a generator is given, otherwise in order."""
-        for rows in _chunks(len(self), size, rng):
+        for chunk in _chunks(len(self), size, rng):
+            rows = self.rows(chunk)
             inputs, labels = default_collate([self.dataset[row] for row in rows.tolist()])
+            self._check(inputs, "input", rows)
+            self._check(labels, "label", rows)
             yield inputs, labels
+
+    def _check(self, values: Any, what: str, rows: Tensor) -> None:
+        if isinstance(values, Tensor):
+            check_finite(values, self.subject, what, rows)
 
     def take(self, rows: Tensor) -> "DatasetSamples":
         """A subset of the samples."""
-        return DatasetSamples(Subset(self.dataset, rows.tolist()))
+        return replace(self, index=self.rows(rows))
+
+    def rows(self, samples: Tensor) -> Tensor:
+        """The items of the Dataset that are these samples, which are counted from 0."""
+        return samples if self.index is None else self.index[samples]
 
 
 def data_digest(parts: Iterable[Samples]) -> str:
@@ -208,10 +227,12 @@ def samples_from(data: DatasetLike, subject: str) -> Samples:
         data = cast(tuple[Tensor, Tensor], data.tensors)
     if isinstance(data, (tuple, list)):
         samples: Samples = _samples_from_pair(data, subject)
-    elif isinstance(data, (ResidentSamples, DatasetSamples)):
+    elif isinstance(data, ResidentSamples):
         samples = data
+    elif isinstance(data, DatasetSamples):
+        samples = replace(data, subject=subject)
     elif _is_dataset(data):
-        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], data))
+        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], data), subject)
     else:
         raise DataError(
             f"{subject} must be a Dataset with a length or a pair (inputs, labels), got"
@@ -219,7 +240,16 @@ def samples_from(data: DatasetLike, subject: str) -> Samples:
         )
     if not len(samples):
         raise DataError(f"{subject} is empty; every peer needs at least one sample.")
+    if isinstance(samples, ResidentSamples):
+        _check_resident(samples, subject)
     return samples
+
+
+def _check_resident(samples: ResidentSamples, subject: str) -> None:
+    for what, values in (("input", samples.inputs), ("label", samples.labels)):
+        if samples.index is not None and values.is_floating_point():
+            values = values[samples.index]
+        check_finite(values, subject, what)
 
 
 def _samples_from_pair(pair: Sequence[Any], subject: str) -> ResidentSamples:

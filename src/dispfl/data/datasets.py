@@ -5,6 +5,7 @@ Everything here works without torch; only `load_dataset` imports a reader.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from dispfl.data.catalogue import DATASETS, DataSpec, FileLayout, describe, nearest_name
+from dispfl.data.contents import Contents
 from dispfl.data.fetch import ProgressCallback, cache_folder, fetch
 from dispfl.errors import ConfigError, DataError
 from dispfl.extras import require
@@ -34,6 +36,8 @@ __all__ = [
     "load_dataset",
     "locate",
 ]
+
+log = logging.getLogger("dispfl.data")
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 """Where Debian's `dataset-fashion-mnist` puts its folder `fashion-mnist`."""
@@ -223,13 +227,18 @@ def _load_from_catalogue(data: Data, progress: ProgressCallback | None) -> Label
     except OSError as problem:
         reason = problem.strerror or problem
         raise DataError(f"{problem.filename or folder} cannot be read: {reason}.") from None
+    classes = raw.classes or spec.class_names
+    contents = Contents(len(classes), len(raw.train.labels), len(raw.test.labels))
+    difference = contents.difference(spec)
+    if difference:
+        log.warning("%s in %s is not complete: it has %s.", spec.name, folder, difference)
     return ImageDataset(
         name=spec.name,
         train_inputs=raw.train.inputs,
         train_labels=raw.train.labels,
         test_inputs=raw.test.inputs,
         test_labels=raw.test.labels,
-        classes=raw.classes or spec.class_names,
+        classes=classes,
         mean=spec.mean,
         std=spec.std,
         flip=spec.flip,

@@ -46,7 +46,7 @@ from dispfl.peer.transport.http import Limits
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
-from dispfl.runs.directory import read_metrics
+from dispfl.runs.directory import check_learned, read_metrics
 
 T = TypeVar("T")
 STATUS_INTERVAL = 0.5
@@ -75,6 +75,7 @@ def run_site(
         service = ServiceManager.of_process()
         deadlines = config.deadlines.start()
         asyncio.run(run_node(site, setup, deadlines, log, config.limits, service, at_round))
+        check_learned(site.run_folder)
 
 
 async def run_node(

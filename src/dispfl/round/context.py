@@ -298,6 +298,12 @@ class RunContext:
             for purpose, samples in zip(purposes, data.parts, strict=False):
                 low, high = label_range(samples) or (0, 0)
                 label = high if high >= count else low
+                if low == high == IGNORED_LABEL:
+                    raise DataError(
+                        f"Peer {peer}'s {purpose} data have the label {IGNORED_LABEL} only, which"
+                        " cross-entropy ignores, so that nothing can be learned or measured; give"
+                        " their classes."
+                    )
                 if label >= count or (label < 0 and label != IGNORED_LABEL):
                     raise DataError(
                         f"Peer {peer}'s {purpose} data have the label {label}, but the model has"

@@ -294,6 +294,26 @@ def read_summary(path: Path) -> Metrics | None:
     return summary
 
 
+PEERS_NAMED = 5
+"""Peers that a message names."""
+
+
+def check_learned(path: Path) -> None:
+    """Refuse to call a finished run a success if some of its peers have learned nothing."""
+    summary = read_summary(path) or {}
+    failed = [str(name) for name in summary.get("failed_peers", [])]
+    if not failed:
+        return
+    names = ", ".join(failed[:PEERS_NAMED])
+    if len(failed) > PEERS_NAMED:
+        names += ", ..."
+    subject = f"peer {names}" if len(failed) == 1 else f"{len(failed)} peers ({names})"
+    raise RunError(
+        f"{path}: every step of {subject} failed, so that nothing was learned there; metrics.jsonl"
+        " has the reasons. The results are kept."
+    )
+
+
 def has_all_rounds(path: Path, rounds: int) -> bool:
     """Whether a run has this many rounds, neither interrupted nor stopped early by a callback."""
     summary = read_summary(path)
@@ -454,13 +474,15 @@ def layout_of(path: Path) -> Layout:
         raise RunError(f"{path} was made in Python: only its caller has the model and its layout.")
     try:
         spec = describe(config["data"]["name"])
+        inputs = read_inputs(path)  # a partial data set has fewer classes
+        classes = len(inputs.classes) if inputs else spec.classes
         model = Model(**config["model"])
         if config.get("method", {}).get("structure") == "channels":
             method = DisPFL(**config["method"])
-            module = model.build(spec.shape[0], spec.classes, spec.shape[1])
+            module = model.build(spec.shape[0], classes, spec.shape[1])
             return method.layout(module, lambda: torch.zeros(2, *spec.shape))
         with torch.device("meta"):  # shapes alone, no memory
-            module = model.build(spec.shape[0], spec.classes, spec.shape[1])
+            module = model.build(spec.shape[0], classes, spec.shape[1])
     except (KeyError, TypeError, ConfigError) as problem:
         why = str(problem).rstrip(".")
         raise RunError(

@@ -240,6 +240,7 @@ def summarize(
         "metric": context.task.metric.name,
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
         "peak_rss_mb": round(peak_rss_mb(), 1),
+        "failed_peers": failed_peers(records, sorted(models)),
         "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
         "versions": versions(),
     }
@@ -310,6 +311,22 @@ def groups(
                 group["seconds"] = times["mean"]
         all_groups.append(group)
     return all_groups
+
+
+def failed_peers(records: Sequence[Metrics], roster: Sequence[str]) -> list[str]:
+    """Return the peers that have learned nothing: every step of their training failed."""
+    trained: set[str] = set()
+    failed: set[str] = set()
+    for record in records:
+        seconds = record["peer_seconds"] or {"per_peer": []}
+        for peer, took in zip(roster, seconds["per_peer"], strict=False):
+            if took is None:
+                continue
+            if peer in record["failures"]:
+                failed.add(peer)
+            else:
+                trained.add(peer)
+    return sorted(failed - trained)
 
 
 def mean_peer_seconds(records: Sequence[Metrics]) -> list[float | None] | None:

@@ -178,7 +178,7 @@ class SavedRun:
             )
         model = self.settings.model
         spec = DATASETS.get(self.settings.data.name)
-        if spec:  # whose shapes are known without reading the files
+        if spec and self.site:  # it saves no format, and its files may be elsewhere
             return model.network(spec.shape, spec.classes, self.site)
         return model.network(self.inputs.shape, len(self.inputs.classes), self.site)
 
