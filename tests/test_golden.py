@@ -129,6 +129,20 @@ LAST_LINES = {
         flops=2 * EPOCHS,
         values=2 * DENSE,
     ),
+    "fedprox": LastLine(
+        "method.prox_mu=0.5 method.cohort=2",
+        [0.48, 0.26, 0.42, 0.64],
+        [None, None, 1.6908, 1.3680],
+        flops=EPOCHS,
+        values=2 * DENSE,
+    ),
+    "apfl": LastLine(
+        "method.cohort=3",
+        [0.76, 0.56, 0.68, 0.60],
+        [None, 1.2761, 0.9439, 1.1657],
+        flops=3 * EPOCHS,  # three peers, two models each
+        values=3 * DENSE,
+    ),
 }
 
 

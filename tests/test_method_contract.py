@@ -43,6 +43,8 @@ LIVELY: dict[str, dict[str, Any]] = {
     "subfedavg": {"cohort": 2, "prune": 0.3, "min_accuracy": 0.0},
     "dpsgd": {"density": 0.6},
     "dpsgd-ft": {"tune_every": 2},
+    "fedprox": {"cohort": 2},
+    "apfl": {"cohort": 2},
     "dispfl channels": {"structure": "channels"},
     "dispfl otherwise": {
         "warm_up": False,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dispfl.experiment import Experiment as Experiment
     from dispfl.federation import Federation as Federation
     from dispfl.federation import run as run
+    from dispfl.methods.apfl import APFL as APFL
     from dispfl.methods.base import Density as Density
     from dispfl.methods.base import GossipMethod as GossipMethod
     from dispfl.methods.base import Method as Method
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from dispfl.methods.dpsgd import DPSGD as DPSGD
     from dispfl.methods.fedavg import FedAvg as FedAvg
     from dispfl.methods.fedfomo import FedFOMO as FedFOMO
+    from dispfl.methods.fedprox import FedProx as FedProx
     from dispfl.methods.finetuned import DPSGDFT as DPSGDFT
     from dispfl.methods.finetuned import FedAvgFT as FedAvgFT
     from dispfl.methods.local import Local as Local
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "APFL": "methods.apfl",
     "ConfigError": "errors",
     "DPSGD": "methods.dpsgd",
     "DPSGDFT": "methods.finetuned",
@@ -89,6 +92,7 @@ _MODULES = {
     "FedAvg": "methods.fedavg",
     "FedAvgFT": "methods.finetuned",
     "FedFOMO": "methods.fedfomo",
+    "FedProx": "methods.fedprox",
     "Federation": "federation",
     "Full": "topology",
     "GossipMethod": "methods.base",

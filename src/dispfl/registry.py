@@ -150,6 +150,8 @@ METHODS: "Registry[Method]" = Registry(
         "subfedavg": "dispfl.methods.subfedavg:SubFedAvg",
         "dpsgd": "dispfl.methods.dpsgd:DPSGD",
         "dpsgd-ft": "dispfl.methods.finetuned:DPSGDFT",
+        "fedprox": "dispfl.methods.fedprox:FedProx",
+        "apfl": "dispfl.methods.apfl:APFL",
     },
 )
 TOPOLOGIES: "Registry[Topology]" = Registry(

@@ -20,6 +20,7 @@ from dispfl.costs.flops import forward_cost
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
+from dispfl.methods.apfl import APFL
 from dispfl.methods.base import Method, PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
@@ -135,6 +136,11 @@ def test_the_paper_charges_masked_dpsgd_a_search_and_fedfomo_all_samples() -> No
         0.9 * estimate(fomo, as_printed=True).flops_per_peer
     )
     assert estimate(small(DPSGD()), as_printed=True) == estimate(small(DPSGD()))
+
+
+def test_apfl_passes_every_sample_through_two_models() -> None:
+    flops = [estimate(small(method)).flops_per_peer for method in (APFL(), FedAvg())]
+    assert flops[0] == 2 * flops[1]
 
 
 def test_ditto_has_its_own_epochs() -> None:

@@ -32,7 +32,7 @@ SECTIONS = (
         "Methods",
         "Method GossipMethod ServerMethod PeerState Neighbourhood Density spread_densities "
         "check_method",
-        "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT",
+        "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT FedProx APFL",
         "A method of your own derives from `GossipMethod` or `ServerMethod`: see [Extend "
         "it](../extend.md).",
     ),

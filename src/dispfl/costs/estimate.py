@@ -24,7 +24,6 @@ from dispfl.errors import user_errors
 from dispfl.experiment import Experiment, Simulation
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
 from dispfl.methods.dispfl import DisPFL
-from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.models.settings import Model
@@ -265,19 +264,16 @@ def _local_training(
     One dense batch is added where it searches a mask.
     """
     method = inputs.method
-    epochs = None
     samples = inputs.samples
     search = 0
     match method:
-        case Ditto() if inputs.train.steps is None:
-            epochs = method.global_epochs + method.personal_epochs
         case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
             samples -= max(1, int(method.validation * samples))
         case DisPFL(structure="weights", searches_by_gradient=True):
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
-    trained = inputs.train.samples_trained(samples, epochs)
+    trained = method.samples_trained(inputs.train, samples)
     return forward.local_training(kept, trained, min(search, samples))
 
 

@@ -51,6 +51,8 @@ class Method(Component):
     table: ClassVar[str] = "method"
     can_be_private: ClassVar[bool] = True
     """Whether it uses a peer's data in `learn` and `gradient` only, where privacy is accounted."""
+    plain_sgd: ClassVar[bool] = False
+    """Whether its equations hold for plain SGD only; then other optimizers are refused."""
     evaluates_global: ClassVar[bool] = False
     """Whether peers are evaluated with the global model instead of their own.
 
@@ -93,6 +95,13 @@ class Method(Component):
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
+
+    def samples_trained(self, train: Train, samples: int) -> int:
+        """Return how many of so many samples a peer passes forward and backward in a round.
+
+        A sample counts as often as it is passed. For estimates of costs.
+        """
+        return train.samples_trained(samples)
 
     def training_rounds(
         self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]

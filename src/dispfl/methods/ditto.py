@@ -51,17 +51,27 @@ class Ditto(Robust, ServerMethod):
     def private_steps(self, train: Train, samples: int) -> int:
         return sum(self._steps(train, samples))
 
+    def samples_trained(self, train: Train, samples: int) -> int:
+        if train.steps is not None:
+            return train.samples_trained(samples)
+        return train.samples_trained(samples, self.global_epochs + self.personal_epochs)
+
     def _steps(self, train: Train, samples: int) -> tuple[int, int]:
         """Return the steps of the global and of the personal model."""
-        if train.steps is None:
-            global_steps = train.local_steps(samples, self.global_epochs)
-            personal_steps = train.local_steps(samples, self.personal_epochs)
-            return global_steps, personal_steps
-        epochs = self.global_epochs + self.personal_epochs
-        global_steps = max(1, round(train.steps * self.global_epochs / epochs))
-        return global_steps, max(1, train.steps - global_steps)
+        return divided_steps(train, samples, self.global_epochs, self.personal_epochs)
 
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
     ) -> PeerState:
         return averaged_uploads(self, server, uploads, samples)
+
+
+def divided_steps(train: Train, samples: int, first: int, second: int) -> tuple[int, int]:
+    """Return the steps of two trainings in a round, from their epochs.
+
+    `train.steps` is divided in the same proportion.
+    """
+    if train.steps is None:
+        return train.local_steps(samples, first), train.local_steps(samples, second)
+    first_steps = max(1, round(train.steps * first / (first + second)))
+    return first_steps, max(1, train.steps - first_steps)

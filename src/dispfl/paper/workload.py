@@ -18,7 +18,6 @@ from dispfl.engines.inprocess import InProcess
 from dispfl.experiment import Experiment
 from dispfl.methods.base import ServerMethod
 from dispfl.methods.dispfl import DisPFL
-from dispfl.methods.ditto import Ditto
 from dispfl.methods.local import Local
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
@@ -55,14 +54,11 @@ def samples_trained(experiment: Experiment) -> float:
     peers = experiment.peers
     if isinstance(method, ServerMethod):
         peers = min(method.cohort or peers, peers)
-    epochs = None
-    if isinstance(method, Ditto) and not train.steps:
-        epochs = method.global_epochs + method.personal_epochs
     search = 0
     if isinstance(method, DisPFL) and method.searches_by_gradient:
         search = min(train.batch_size, samples)
 
-    samples_per_peer = train.samples_trained(samples, epochs) + search
+    samples_per_peer = method.samples_trained(train, samples) + search
     return experiment.rounds * peers * samples_per_peer + samples_evaluated(experiment)
 
 

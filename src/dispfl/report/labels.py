@@ -15,8 +15,10 @@ METHOD_LABELS = {
     "subfedavg": "SubFedAvg",
     "dpsgd": "D-PSGD",
     "dpsgd-ft": "D-PSGD-FT",
+    "fedprox": "FedProx",
+    "apfl": "APFL",
 }
-"""The paper's names of the methods; other methods keep their own name."""
+"""The names of the methods in their papers; other methods keep their own name."""
 IGNORED_KEYS = {
     "seed",
     "workers",

@@ -206,6 +206,7 @@ class RunContext:
         """
         network = self.network()
         _ = self.codec  # finds the layout, and what a peer of each density keeps
+        self._check_optimizer()
         if self.settings.privacy.enabled:
             self._check_privacy()
         peer = next(iter(self.data.peers))
@@ -219,6 +220,16 @@ class RunContext:
         classifies = self.task.loss is functional.cross_entropy
         if classifies and isinstance(outputs, Tensor) and outputs.dim() == 2:
             self._check_labels(outputs.shape[1])
+
+    def _check_optimizer(self) -> None:
+        if not self.method.plain_sgd:
+            return
+        if self.optimizer is not None or not self.settings.train.is_plain:
+            raise ConfigError(
+                f"method.name={self.method.name} is defined for plain SGD; use train.optimizer=sgd,"
+                " train.momentum=0 and no optimizer of your own.",
+                key="train.optimizer",
+            )
 
     def _check_privacy(self) -> None:
         require("privacy", "The table privacy")
