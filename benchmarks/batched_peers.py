@@ -25,6 +25,7 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer, TrainingRun
+from dispfl.core.trained_part import TrainedPart
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.vmap_peers import learn_stacked
@@ -78,7 +79,10 @@ class Workers:
     def train_stack(self, peers: Sequence[str]) -> None:
         network = self.idle.get()
         trainers = [self.trainer(network, peer) for peer in peers]
-        learn_stacked(trainers, [self.weights] * len(peers), [self.mask] * len(peers))
+        part = TrainedPart.of(self.mask, None, network.layout)
+        steps = trainers[0].settings.local_steps(len(trainers[0].train))
+        lr = trainers[0].settings.lr
+        learn_stacked(trainers, [self.weights] * len(peers), [part] * len(peers), steps, lr)
         self.idle.put(network)
 
 

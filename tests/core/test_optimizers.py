@@ -293,7 +293,7 @@ def test_steps_replace_epochs(make_context: MakeContext, trainer_for: MakeTraine
         trainer = trainer_for(make_context(train=Train(batch_size=8, **settings)))
         start = trainer.network.read()
         after = trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
-        [(samples, _)] = trainer.report.passes
+        [(samples, _, _)] = trainer.report.passes
         assert samples == trainer.settings.samples_trained(20)
         return after, samples
 
@@ -314,7 +314,7 @@ def test_ditto_divides_steps_as_its_epochs_and_subfedavg_counts_its_first_epoch(
         (SubFedAvg(cohort=10), [20, 16]),
     ):
         finished = run_all(make_context(method=method, train=train, rounds=1))[0]
-        assert [samples for samples, _ in finished.results["000"].report.passes] == expected
+        assert [passes.samples for passes in finished.results["000"].report.passes] == expected
 
 
 class OwnLoop(GossipMethod):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dispfl.core.quantities import ROUND_QUANTITIES, Quantity, Shape
-from dispfl.core.report import EVALUATIONS, PEER_QUANTITIES, QUANTITIES, Report
+from dispfl.core.report import EVALUATIONS, PEER_QUANTITIES, QUANTITIES, Passes, Report
 
 SPREAD = {"mean": 0.5, "std": 0.5, "per_peer": [0.0, 1.0]}
 SCORES = {"f1": {"higher_is_better": True, "format": ".3f", **SPREAD}}
@@ -31,7 +31,7 @@ def test_every_quantity_of_peers_is_an_attribute_of_a_report_that_is_not_measure
 
 def a_full_report() -> Report:
     """A report in which every quantity has its own value."""
-    report = Report(scores={"f1": 0.9}, passes=[(1, [2])])
+    report = Report(scores={"f1": 0.9}, passes=[Passes(1, [2])])
     for number, field in enumerate(field for field in fields(Report) if field.default is None):
         setattr(report, field.name, float(number))
     report.distances, report.far, report.failure = {"001": 1.0}, ["001"], "It broke."

@@ -15,7 +15,7 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import Metric, accuracy
 from dispfl.core.optimizers import sgd_step
-from dispfl.core.report import Report
+from dispfl.core.report import Passes, Report
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
@@ -339,7 +339,7 @@ def test_given_epochs_and_samples_replace_the_settings(
     assert trainer.learn(torch.ones(1), ONE, 3, samples=some).tolist() == pytest.approx(
         [1 - 6 * 0.1]
     )
-    assert trainer.report.passes == [(4, [1]), (12, [1]), (6, [1])]
+    assert trainer.report.passes == [(4, [1], None), (12, [1], None), (6, [1], None)]
 
 
 def test_two_trainings_of_a_round_see_their_batches_in_different_orders(
@@ -368,11 +368,13 @@ def test_the_mask_search_passes_one_batch_through_a_dense_model(
     trainer, mask = make_trainer(net()), half_mask(67)
     learned = trainer.learn(torch.ones(67).where(mask, 0.0), mask)
     trainer.gradient(learned)
-    assert trainer.report.passes == [(2 * 20, [16, 4, 12, 2]), (8, [32, 8, 24, 3])]
+    assert trainer.report.passes == [(40, [16, 4, 12, 2], None), (8, [32, 8, 24, 3], None)]
 
 
 def test_a_report_restored_from_json_is_equal() -> None:
-    assert Report(passes=[[20, [1, 2]]]) == Report(passes=[(20, [1, 2])])  # type: ignore[list-item]
+    assert Report(passes=[[20, [1, 2], None]]) == Report(  # type: ignore[list-item]
+        passes=[Passes(20, [1, 2])]
+    )
 
 
 def test_a_score_or_a_loss_on_other_samples_changes_nothing(

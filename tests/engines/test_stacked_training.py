@@ -12,6 +12,7 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer, TrainingRun
+from dispfl.core.trained_part import Part, TrainedPart
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.vmap_peers import learn_stacked, train_alike, vmap_supports
 from dispfl.errors import NonFiniteError
@@ -46,19 +47,36 @@ def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
     ], masks
 
 
+def stacked(
+    peers: list[Trainer],
+    weights: list[Tensor],
+    masks: list[Tensor],
+    lr: float | None = None,
+    only: Part | None = None,
+) -> list[Tensor | NonFiniteError]:
+    """What `learn_stacked` gives for peers that train as their settings say."""
+    first = peers[0]
+    parts = [TrainedPart.of(mask, only, first.network.layout) for mask in masks]
+    steps = first.settings.local_steps(len(first.train))
+    return learn_stacked(peers, weights, parts, steps, lr or first.settings.rate(first.t, first.T))
+
+
+@pytest.mark.parametrize("only", [None, "head", "hidden1.*"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise_std": 0.1}]
+    "settings",
+    [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise_std": 0.1}, {"sam_rho": 0.3}],
 )
 def test_stacked_peers_learn_the_same_as_one_by_one(
-    points: Points, settings: dict[str, Any]
+    points: Points, settings: dict[str, Any], only: str | None
 ) -> None:
     alone, vmap_peers = trainers(points, **settings), trainers(points, **settings)
     weights, masks = starts(alone)
     before = [own.clone() for own in weights]
     expected = [
-        peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)
+        peer.learn(own, mask, only=only)
+        for peer, own, mask in zip(alone, weights, masks, strict=True)
     ]
-    learned = learn_stacked(vmap_peers, weights, masks)
+    learned = stacked(vmap_peers, weights, masks, only=only)
     torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
     assert weights[0].equal(before[0])
     for mine, mask, one, other in zip(learned, masks, vmap_peers, alone, strict=True):
@@ -75,7 +93,7 @@ def test_stacked_peers_learn_with_a_learning_rate_of_their_own_too(points: Point
         peer.learn(own, mask, lr=0.5) for peer, own, mask in zip(alone, weights, masks, strict=True)
     ]
     torch.testing.assert_close(
-        learn_stacked(vmap_peers, weights, masks, lr=0.5), expected, rtol=1e-4, atol=1e-5
+        stacked(vmap_peers, weights, masks, lr=0.5), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -84,7 +102,7 @@ def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> N
     weights, masks = starts(peers)
     expected = trainers(points)[2].learn(weights[2], masks[2])
     weights[1] = weights[1].where(~masks[1], inf)
-    first, failed, last = learn_stacked(peers, weights, masks)
+    first, failed, last = stacked(peers, weights, masks)
     assert isinstance(failed, NonFiniteError)
     assert str(failed).startswith("Peer 001, round 3: the training loss became infinite or nan")
     torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
@@ -159,6 +177,4 @@ def test_a_layer_used_twice_and_a_frozen_one_are_stacked_too(points: Points) -> 
     expected = [
         peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)
     ]
-    torch.testing.assert_close(
-        learn_stacked(vmap_peers, weights, masks), expected, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(stacked(vmap_peers, weights, masks), expected, rtol=1e-4, atol=1e-5)

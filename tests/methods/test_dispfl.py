@@ -206,9 +206,13 @@ def test_regrowth_by_gradient_costs_one_dense_batch_and_at_random_or_never_nothi
         DisPFL(regrow="random", layers="uniform"),
     )
     never = DisPFL(alpha_0=0, layers="uniform")
-    for method, search in ((by_gradient, [(8, [32, 8, 24, 3])]), (by_chance, []), (never, [])):
+    for method, search in (
+        (by_gradient, [(8, [32, 8, 24, 3], None)]),
+        (by_chance, []),
+        (never, []),
+    ):
         [round_] = run_all(make_context(method=method, rounds=1))
-        assert round_.steps["000"].report.passes == [(20, [16, 4, 12, 1]), *search]
+        assert round_.steps["000"].report.passes == [(20, [16, 4, 12, 1], None), *search]
 
 
 def test_channels_at_density_1_are_the_paper_at_density_1_bit_for_bit(

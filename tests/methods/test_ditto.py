@@ -79,7 +79,7 @@ def test_the_default_is_two_global_and_three_personal_epochs(
 def test_both_trainings_are_reported(make_context: MakeContext, trainer_for: TrainerFor) -> None:
     trainer = trainer_for(sloped(make_context))
     Ditto().step(trainer, initial_state(*one_weight(5.0)), PackedModel.pack(*one_weight(1.0)))
-    assert trainer.report.passes == [(2, [1]), (3, [1])]
+    assert trainer.report.passes == [(2, [1], None), (3, [1], None)]
 
 
 def test_the_global_model_is_fedavgs_with_as_many_epochs(

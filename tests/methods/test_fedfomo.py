@@ -189,7 +189,7 @@ def test_a_tenth_is_validation_data_the_same_in_every_round(
     assert (len(learning), len(validation)) == (18, 2)
     assert sorted(learning + validation) == list(range(20))
     assert (learning_later, validation_later) == (learning, validation)
-    assert trainer.report.passes == [(18, [32, 8, 24, 3])]
+    assert trainer.report.passes == [(18, [32, 8, 24, 3], None)]
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -198,7 +198,7 @@ def test_a_peer_with_one_or_two_samples_works(
 ) -> None:
     trainer = trainer_for(bowl(make_context, *[0.0] * samples))
     assert mixed(trainer, 4.0, {}).model.values.tolist() == pytest.approx([2.0])
-    assert trainer.report.passes == [(1, [1])]
+    assert trainer.report.passes == [(1, [1], None)]
 
 
 def choose(

@@ -28,7 +28,7 @@ def test_a_round_is_the_settings_epochs_of_training_and_nothing_else(
         assert round_.steps[peer].next_state.model.values.equal(
             trainer_for(context, peer).learn(weights, mask)
         )
-        assert round_.steps[peer].report.passes == [(5 * 20, [32, 8, 24, 3])]
+        assert round_.steps[peer].report.passes == [(5 * 20, [32, 8, 24, 3], None)]
     assert not round_.ledger.wire
 
 

@@ -156,7 +156,7 @@ def test_all_epochs_are_trained_whether_or_not_it_prunes(
     context = make_context(method=SubFedAvg(cohort=10), train=Train(epochs=5, batch_size=8))
     trainer, states = trainer_for(context), initial_states(context)
     SubFedAvg(min_change=1.0).step(trainer, states["000"], states[SERVER].model)
-    assert trainer.report.passes == [(20, [32, 8, 24, 3]), (4 * 20, [32, 8, 24, 3])]
+    assert trainer.report.passes == [(20, [32, 8, 24, 3], None), (80, [32, 8, 24, 3], None)]
 
 
 def model(*values: float | None) -> PackedModel:

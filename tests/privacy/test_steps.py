@@ -201,7 +201,7 @@ def test_dropout_comes_from_the_secret_key_anew_in_every_step() -> None:
         )
         seed_globally(0, "torch", "000", 0)
         trainer.begin(network.read(), torch.ones(30, dtype=torch.bool))
-        for x, y in trainer.batches(2):
+        for x, y in trainer.batches(steps=2):
             trainer.backward(x, y)
             found.append(
                 network.grad.round().tolist()

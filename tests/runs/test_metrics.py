@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.report import Report
+from dispfl.core.report import Passes, Report
 from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train
@@ -108,14 +108,14 @@ def test_a_round_of_two_peers() -> None:
             mask_change=0.1,
             overlap=0.5,
             seconds=2.0,
-            passes=[(1, [6, 3])],
+            passes=[Passes(1, [6, 3])],
         ),
         "001": Report(
             scores={"accuracy": 1.0},
             mixed=0.75,
             train_loss=1.0,
             mask_change=0.3,
-            passes=[(3, [6, 3])],
+            passes=[Passes(3, [6, 3])],
         ),
     }
     record = round_metrics(3, a_round(reports), Task(), COST, 1.23456)
@@ -144,7 +144,7 @@ def test_a_round_of_two_peers() -> None:
 
 
 def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
-    working = Report(train_loss=1.0, passes=[(10, [6, 3])])
+    working = Report(train_loss=1.0, passes=[Passes(10, [6, 3])])
     record = round_metrics(0, a_round({"000": Report(), "001": working}), Task(), COST, 0)
     assert (record["scores"], record["mixed"], record["mask_change"]) == ({}, None, None)
     assert (record["flops_per_peer"], record["flops_total"]) == (450, 450)
@@ -203,7 +203,7 @@ def test_flops_of_two_epochs_over_seven_samples_with_half_the_weights() -> None:
     3 x (2 epochs x 7 samples x 9) = 378; Dis-PFL adds the mask search, 3 x 4 samples x 15 dense =
     180.
     """
-    learning, search = (2 * 7, [3, 3]), (4, [6, 3])
+    learning, search = Passes(2 * 7, [3, 3]), Passes(4, [6, 3])
     assert flops_of(Report(passes=[learning]), COST) == 378
     assert flops_of(Report(passes=[learning, search]), COST) == 378 + 180
 

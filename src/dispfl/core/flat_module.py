@@ -1,7 +1,7 @@
 """The network of a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 from weakref import WeakSet
 
@@ -104,7 +104,15 @@ class FlatModule:
             network = copy.copy(self._small_network(mask, mask.small.shapes))
             network.mask = mask
         network.uncharged = 0
+        network.train_only(None)
         return network
+
+    def train_only(self, parameters: Sequence[bool] | None) -> None:
+        """Compute the gradients of these parameters only, given a flag for each; None: of all."""
+        if parameters is None:
+            parameters = [True] * len(self.layout.names)
+        for name, is_trained in zip(self.layout.names, parameters, strict=True):
+            self.module.get_parameter(name).requires_grad_(is_trained)
 
     def _small_network(self, mask: Mask, shapes: Shapes) -> "FlatModule":
         if shapes not in self._small:

@@ -65,3 +65,11 @@ def keep_(values: Tensor, bits: Tensor) -> Tensor:
     """
     values.view(torch.int32).bitwise_and_(bits)
     return values
+
+
+def restore_(values: Tensor, bits: Tensor, frozen: Tensor) -> None:
+    """Set to its frozen value, in place, what the mask does not keep.
+
+    `bits` come from `mask_bits`; `frozen` is +0.0 where the mask keeps a weight.
+    """
+    values.view(torch.int32).bitwise_and_(bits).bitwise_or_(frozen.view(torch.int32))

@@ -102,13 +102,24 @@ class Moments:
 
     def restore(self, optimizer: Optimizer, flat: Tensor, mask: Mask) -> None:
         """Give an optimizer this state, to train under another mask."""
+        optimizer.state[flat] = self._state(flat, mask)
+
+    def restore_frozen(self, optimizer: Optimizer, flat: Tensor, mask: Mask, only: Tensor) -> None:
+        """Give an optimizer this state of the weights that it did not train; of new ones zeros."""
+        before = self._state(flat, mask)
+        for name, value in optimizer.state[flat].items():
+            if isinstance(value, Tensor) and value.shape == flat.shape:
+                old_value = before.get(name, torch.zeros((), device=flat.device))
+                value.copy_(torch.where(only, value, old_value))
+
+    def _state(self, flat: Tensor, mask: Mask) -> dict[str, Tensor]:
         state = {}
         for name, value in self.values.items():
             if value.dim():
                 state[name] = self._under(mask, value).to(flat.device)
             else:
                 state[name] = value.clone()
-        optimizer.state[flat] = state
+        return state
 
     def _under(self, mask: Mask, values: Tensor) -> Tensor:
         """Return numbers for each weight under another mask; 0 where the old one keeps none."""

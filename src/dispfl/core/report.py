@@ -1,7 +1,7 @@
 """The measurements of one peer in one round, and the list of all quantities that a run records."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dispfl.core.quantities import (
     QUANTITY,
@@ -14,6 +14,16 @@ from dispfl.core.quantities import (
 )
 
 SHARE_OF_KEPT = "share of kept weights"
+
+
+class Passes(NamedTuple):
+    """Training that was done: samples passed forward and backward, and what they trained."""
+
+    samples: int
+    kept: list[int]
+    """The weights kept in each layer meanwhile."""
+    trained: list[int] | None = None
+    """Those of them that were trained; None: all of them."""
 
 
 @dataclass
@@ -108,13 +118,12 @@ class Report:
     seconds: float = field(default=0.0, compare=False)
     """The time that mixing, training and the mask search took, as `step_clock` measures it;
     evaluation is left out."""
-    passes: list[tuple[int, list[int]]] = field(default_factory=list)
-    """The training done: samples passed forward and backward, and the weights kept in each layer
-    meanwhile."""
+    passes: list[Passes] = field(default_factory=list)
+    """The training done."""
 
     def __post_init__(self) -> None:
         # JSON gives lists for tuples.
-        self.passes = [(samples, list(kept)) for samples, kept in self.passes]
+        self.passes = [Passes(*entry) for entry in self.passes]
 
     @property
     def score(self) -> float | None:

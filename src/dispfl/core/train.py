@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
+from numbers import Integral
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_per_layer, mask_bits
+from dispfl.core.masks import keep_, mask_bits, restore_
 from dispfl.core.optimizers import (
     Moments,
     OptimizerFactory,
@@ -29,6 +29,7 @@ from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
+from dispfl.core.trained_part import Part, TrainedPart
 from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.settings import Settings
 
@@ -81,6 +82,9 @@ class Train(Settings):
     It is drawn from the seed, which all members know, so that they can subtract it; private noise
     is `privacy`.
     """
+    sam_rho: float = Field(default=0.0, ge=0)
+    """Sharpness-aware minimization (SAM): each step takes the gradient this far up the slope, which
+    costs a second pass; 0 disables it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,10 +152,16 @@ class Train(Settings):
         return (epochs or self.epochs) * self.steps_per_epoch(samples)
 
     def samples_trained(self, samples: int, epochs: int | None = None) -> int:
-        """Return how many samples these steps pass forward and backward."""
+        """Return how many samples these steps pass forward and backward; SAM passes each twice."""
         steps = self.local_steps(samples, epochs)
         full_epochs, last_steps = divmod(steps, self.steps_per_epoch(samples))
-        return full_epochs * samples + last_steps * min(self.batch_size, samples)
+        in_batches = full_epochs * samples + last_steps * min(self.batch_size, samples)
+        return self.passes_per_step * in_batches
+
+    @property
+    def passes_per_step(self) -> int:
+        """How often a step passes its batch forward and backward."""
+        return 2 if self.sam_rho else 1
 
 
 class PrivateTraining(Protocol):
@@ -222,7 +232,9 @@ class Trainer:
     def __post_init__(self) -> None:
         self.batch_rng = self.stream("batches")
         self._noise = self.stream("noise") if self.settings.noise_std else None
-        self._flags: Tensor | None = None
+        self._part: TrainedPart | None = None
+        self._bits: Tensor | None = None
+        self._frozen: Tensor | None = None
 
     # what methods read
 
@@ -287,6 +299,7 @@ class Trainer:
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        only: Part | None = None,
         name: str = "model",
     ) -> Tensor:
         """Local sparse training under a fixed mask.
@@ -297,26 +310,31 @@ class Trainer:
         settings' epochs or steps, all training samples, this round's learning rate. `prox` = (mu,
         w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several
         models names them, so that each has its own moments.
+
+        `only` trains a part of the weights: patterns of parameters' names, "head" and "norm", or a
+        flag for each weight of the whole network. The rest is frozen at its value, and so are its
+        moments; gradients are clipped to the norm of the part's gradient. If the mask keeps nothing
+        of the part, the weights are returned as they are.
         """
         s = self.settings
         network = self.network
-        if samples is None:
-            samples = self.train
-        steps = steps or s.local_steps(len(samples), epochs)
-        lr = lr or s.rate(self.t, self.T)
+        if lr is None:
+            lr = s.rate(self.t, self.T)
+        part = TrainedPart.of(mask, only, network.layout)
+        if part.is_empty:
+            return weights.clone()
 
-        self.begin(weights, mask)
-        bits = None
-        if self._flags is not None:
-            bits = mask_bits(network.to_device(self._flags))
+        self._begin(weights, part)
+        bits = self._bits
         anchor = prox and (prox[0], network.to_device(prox[1]))
         optimizer, flat = self._optimizer(lr)
         packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
-        if optimizer is not None and name in self.moments:
-            self.moments[name].restore(optimizer, flat, packed)
+        moments = self.moments.get(name, Moments(packed, {}))
+        if optimizer is not None:
+            moments.restore(optimizer, flat, packed)
         clip_norm = 0.0 if self.private else s.clip_norm
         losses = []
-        for x, y in self.batches(steps, samples):
+        for x, y in self.batches(epochs, steps=steps, samples=samples):
             losses.append(self.backward(x, y))
             noise = self.draw_noise(weights.numel())
             if noise is not None:
@@ -326,12 +344,15 @@ class Trainer:
             else:
                 w = network.weights
                 sgd_step(w, network.grad, bits, lr, s.weight_decay, clip_norm, anchor, noise)
+            self.restore_frozen()
 
         learned = self.end(torch.stack(losses).mean())
         if optimizer is not None:
-            moments = Moments.of(optimizer, flat, packed, s.keep_moments)
-            if moments:
-                self.moments[name] = moments
+            if part.only is not None:
+                moments.restore_frozen(optimizer, flat, packed, network.to_device(part.only))
+            new_moments = Moments.of(optimizer, flat, packed, s.keep_moments)
+            if new_moments:
+                self.moments[name] = new_moments
         return learned
 
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
@@ -351,28 +372,49 @@ class Trainer:
 
     # for methods with a training loop of their own
 
-    def begin(self, weights: Tensor, mask: Tensor | Mask) -> None:
+    def begin(self, weights: Tensor, mask: Tensor | Mask, only: Part | None = None) -> None:
         """Begin to train these weights: load them into `network`.
 
-        A loop then changes `network.weights` in place.
-        The operations of every `backward` from now on are counted for this mask.
+        A loop then changes `network.weights` in place. With `only`, as in `learn`, it calls
+        `restore_frozen` after a step that may have changed the rest. The operations of every
+        `backward` from now on are counted for this mask.
         """
-        self.network.load(weights, self.buffers)
-        self.network.module.train()
-        self._flags = weight_flags(mask)
-        self.report.passes.append((0, trained_per_layer(self._flags, self.network.layout)))
+        self._begin(weights, TrainedPart.of(mask, only, self.network.layout))
+
+    def _begin(self, weights: Tensor, part: TrainedPart) -> None:
+        network = self.network
+        network.load(weights, self.buffers)
+        network.module.train()
+        network.train_only(part.parameters)
+        self._part = part
+        self._bits = None
+        self._frozen = None
+        if part.flags is not None:
+            self._bits = mask_bits(network.to_device(part.flags))
+        self._frozen = part.frozen_values(network.weights)
+        self.report.passes.append(part.passes)
+
+    def restore_frozen(self) -> None:
+        """Set the weights that are not trained to the values with which training began."""
+        if self._frozen is not None:
+            assert self._bits is not None
+            restore_(self.network.weights, self._bits, self._frozen)
 
     def batches(
-        self, steps: int | None = None, samples: Samples | None = None
+        self,
+        epochs: int | None = None,
+        *,
+        steps: int | None = None,
+        samples: Samples | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and augmented batches.
+        """Yield shuffled and augmented batches: those of some epochs, or a number of steps.
 
         By default as many as the settings say, of all training samples. With privacy each is a
         secret draw, and may be empty.
         """
         if samples is None:
             samples = self.train
-        steps = steps or self.settings.local_steps(len(samples))
+        steps = self.step_count(epochs, steps, samples)
         if self.private is not None:
             for batch in self.private.batches(samples, steps):
                 self.before_batch()
@@ -386,40 +428,66 @@ class Trainer:
                 if not steps:
                     return
 
+    def step_count(self, epochs: int | None, steps: int | None, samples: Samples) -> int:
+        """Return a number of steps: as given, or those of some epochs, or of the settings."""
+        for name, count in (("epochs", epochs), ("steps", steps)):
+            if count is not None and not (isinstance(count, Integral) and count >= 1):
+                raise ConfigError(
+                    f"`{name}` must be a whole number of at least 1, got {count!r}; omit it to"
+                    " train as the settings say.",
+                    key=name,
+                )
+        if steps is not None:
+            return steps
+        return self.settings.local_steps(len(samples), epochs)
+
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss on a batch, and compute its gradient, `network.grad`, without the mask.
 
-        With privacy the gradient is that of `privacy/steps.py`, masked, and the loss is secret: 0
-        is returned.
+        With `train.sam_rho` it is the gradient g(w + rho g(w) / |g(w)|) of sharpness-aware
+        minimization (Foret et al., 2021), where g(w) is masked. With privacy it is the gradient of
+        `privacy/steps.py`, masked, and the loss is secret: 0 is returned.
         """
         if self.private is not None:
             return self._private_backward(self.private, x, y)
+        loss = self._compute_gradient(x, y)
+        if self.settings.sam_rho:
+            network = self.network
+            w = network.weights.clone()
+            network.weights.add_(ascent(network.grad, self._bits, self.settings.sam_rho))
+            self._compute_gradient(x, y)
+            network.weights.copy_(w)
+        return loss
+
+    def _compute_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Set `network.grad` to the gradient of the loss on a batch, and return the loss."""
         self.network.grad.zero_()
         loss = self.task.loss(self.network(x), self.network.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
-        passed, trained = self.report.passes[-1]
-        self.report.passes[-1] = (passed + len(y), trained)
+        self._count_samples(len(y))
         self.network.uncharged -= len(x)
         return loss.detach()
 
+    def _count_samples(self, samples: int) -> None:
+        passes = self.report.passes
+        passes[-1] = passes[-1]._replace(samples=passes[-1].samples + samples)
+
     def _private_backward(self, private: PrivateTraining, x: Tensor, y: Tensor) -> Tensor:
         network = self.network
-        flags = self._flags
+        flags = self._part.flags if self._part else None
         if flags is not None:
             flags = network.to_device(flags)
         inputs = network.to_device(x).contiguous()
         labels = network.to_device(y)
         private.gradient_(network, self.task.loss, inputs, labels, flags, peer=self.peer)
 
-        passed, trained = self.report.passes[-1]
-        expected = round(private.batch_size)  # the number of samples is secret
-        self.report.passes[-1] = (passed + expected, trained)
+        self._count_samples(round(private.batch_size))  # the number of samples is secret
         return torch.zeros((), device=network.device)
 
-    def end(self, loss: Tensor) -> Tensor:
+    def end(self, loss: Tensor | float) -> Tensor:
         """Return the trained weights and report the mean loss; both must be finite."""
         learned = self.network.read()
-        self.check_finite(loss, "training loss")
+        self.check_finite(torch.as_tensor(loss), "training loss")
         self.check_finite(learned, "weights")
         self.report.train_loss = None if self.private else float(loss)
         self.buffers = self.network.read_buffers()
@@ -431,8 +499,8 @@ class Trainer:
         They are charged under the mask of its result.
         """
         if self.network.uncharged > 0:
-            trained = trained_per_layer(weight_flags(mask), self.network.layout)
-            self.report.passes.append((self.network.uncharged, trained))
+            passes = TrainedPart.of(mask, None, self.network.layout).passes
+            self.report.passes.append(passes._replace(samples=self.network.uncharged))
             self.network.uncharged = 0
 
     def gradient(self, weights: Tensor) -> Tensor:
@@ -442,10 +510,10 @@ class Trainer:
         """
         self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
         if self.private is not None:
-            batch = next(self.private.batches(self.train, 1))
+            self._private_backward(self.private, *next(self.private.batches(self.train, 1)))
         else:
-            batch = next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve")))
-        self.backward(*batch)
+            batches = self.train.batches(self.settings.batch_size, rng=self.stream("evolve"))
+            self._compute_gradient(*next(batches))
         gradient = self.network.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
@@ -532,18 +600,13 @@ def _counted(count: int, unit: str) -> str:
     return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
-def weight_flags(mask: Tensor | Mask) -> Tensor | None:
-    """Return the flat mask of the network's weights; None if the network has kept ones only."""
-    if isinstance(mask, Tensor):
-        return mask
-    return mask.network_mask()
-
-
-def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:
-    """Return the number of trained weights of each layer."""
-    if flags is None:
-        return list(layout.sizes)
-    return kept_per_layer(flags, layout)
+def ascent(grad: Tensor, bits: Tensor | None, rho: float) -> Tensor:
+    """Return the step of length rho up the masked gradient, which is masked in place."""
+    if bits is not None:
+        keep_(grad, bits)
+    norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
+    step: Tensor = grad * (rho / (norm + 1e-12))
+    return step
 
 
 def step_clock(network: FlatModule) -> float:

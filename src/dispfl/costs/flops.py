@@ -11,17 +11,19 @@ the same under every mask. Normalization, activations and pooling are free, as i
 
 A training step counts as 3 forward passes: forward, the gradient of the inputs, and the gradient of
 the weights, each as expensive as the other. A frozen weight has no gradient; and where no trained
-weight comes before an operation, its inputs need none.
+weight comes before a frozen layer, its inputs need none. Where a method trains a part of the
+weights (`only`), this holds for all layers, the trained ones too.
 """
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,10 +46,17 @@ class ForwardCost:
     sizes: tuple[int, ...]
     fixed: int = 0
     """Operations of products without a trained weight, as in attention: no mask saves them."""
-    fixed_backward: int = 0
-    """Operations of the gradients of their inputs, in training."""
+    fixed_gradients: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Operations of the gradients of their inputs, and which parameters come before each."""
+    before: tuple[frozenset[int], ...] = ()
+    """For each parameter, which parameters come before it: they need the gradient of its inputs."""
     uncounted: tuple[str, ...] = ()
     """Parts of the network that are not counted, apart from those that are free in the paper."""
+
+    @property
+    def fixed_backward(self) -> int:
+        """Operations of the gradients of the inputs of products without a trained weight."""
+        return sum(operations for operations, _ in self.fixed_gradients)
 
     def dense(self) -> int:
         """Return the operations with every weight kept."""
@@ -58,10 +67,30 @@ class ForwardCost:
         costs = zip(self.per_weight, kept, strict=True)
         return self.fixed + round(sum(cost * count for cost, count in costs))
 
-    def training(self, kept: Sequence[float], samples: int) -> int:
-        """Return the operations of training on some samples, with these kept weights."""
-        trained = self.sparse(kept) - self.fixed
-        return samples * (TRAINING * trained + self.fixed + self.fixed_backward)
+    def training(
+        self, kept: Sequence[float], samples: int, trained: Sequence[float] | None = None
+    ) -> int:
+        """Return the operations of training on some samples, with these kept weights.
+
+        `trained` counts those of them that are trained in each parameter; by default all are.
+        """
+        if trained is not None:
+            return samples * (self.sparse(kept) + self._backward(kept, trained))
+        operations = self.sparse(kept) - self.fixed
+        return samples * (TRAINING * operations + self.fixed + self.fixed_backward)
+
+    def _backward(self, kept: Sequence[float], trained: Sequence[float]) -> int:
+        """Return the operations of the gradients of some weights, and of inputs on the way."""
+        trained_parameters = {index for index, count in enumerate(trained) if count}
+        operations = 0.0
+        for index, cost in enumerate(self.per_weight):
+            operations += cost * trained[index]
+            if self.before[index] & trained_parameters:
+                operations += cost * kept[index]
+        for input_operations, before in self.fixed_gradients:
+            if before & trained_parameters:
+                operations += input_operations
+        return round(operations)
 
     def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
         """Return the operations of a peer's round, with a dense batch to search the next mask."""
@@ -96,7 +125,10 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
         with torch.no_grad():
             module(sample)  # an error of the network itself is raised here
         everything = (f"anything of {type(module).__name__}, which torch cannot count",)
-        return ForwardCost((0,) * len(layout.sizes), layout.sizes, uncounted=everything)
+        nothing: tuple[frozenset[int], ...] = (frozenset(),) * len(layout.sizes)
+        return ForwardCost(
+            (0,) * len(layout.sizes), layout.sizes, before=nothing, uncounted=everything
+        )
     finally:
         module.train(training)
 
@@ -104,12 +136,22 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
     for name, operations in counter.operations.items():
         if name not in layout.by_name:  # a frozen parameter
             fixed += operations
-    backward = counter.input_gradients
     per_weight = []
     for name, size in zip(layout.names, layout.sizes, strict=True):
         per_weight.append(_quotient(counter.operations[name], size))
     uncounted = (*_uncounted_layers(module, layout, counter.operations), *sorted(counter.unknown))
-    return ForwardCost(tuple(per_weight), layout.sizes, fixed, backward, uncounted)
+
+    indices = {}
+    for index, name in enumerate(layout.names):
+        indices[id(module.get_parameter(name))] = index
+    ancestry = _Ancestry(indices)
+    fixed_gradients = []
+    for operations, inputs in counter.input_gradients:
+        fixed_gradients.append((operations, ancestry.of(inputs)))
+    before = tuple(ancestry.of(counter.inputs[name]) for name in layout.names)
+    return ForwardCost(
+        tuple(per_weight), layout.sizes, fixed, tuple(fixed_gradients), before, uncounted
+    )
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,8 +167,11 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         self.without_weight = 0
         """The operations of products of activations."""
-        self.input_gradients = 0
-        """The operations of the gradients of what frozen weights and such products multiply."""
+        self.inputs: dict[str, list[Node]] = {name: [] for name in self._names.values()}
+        """What computed the inputs of each parameter's operations."""
+        self.input_gradients: list[tuple[int, list[Node]]] = []
+        """The operations of the gradients of what frozen weights and such products multiply, and
+        what computed it."""
         self.unknown: set[str] = set()
         """Operations with many multiplications and without a formula."""
 
@@ -174,7 +219,9 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if place < len(args) and self._charge(args[place], operations, args):
                 return
         self.without_weight += operations
-        self.input_gradients += operations * sum(map(_needs_gradient, args))
+        for argument in args:
+            if _needs_gradient(argument):
+                self.input_gradients.append((operations, self._computed_by([argument])))
 
     def _count_bias(self, place: int | None, args: Sequence[Any], result: Tensor) -> None:
         if place is not None and place < len(args):
@@ -185,15 +232,60 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Where it is frozen, the gradient of the other factors costs as much again, if they have one.
         """
-        if not isinstance(used, Tensor):
-            return False
-        name = self._names.get(id(used)) or self._names.get(id(used._base))
+        name = self._parameter(used)
         if name is None:
             return False
         self.operations[name] += operations
+        inputs = self._computed_by(factors)
+        self.inputs[name] += inputs
         if name in self._frozen and any(map(_needs_gradient, factors)):
-            self.input_gradients += operations
+            self.input_gradients.append((operations, inputs))
         return True
+
+    def _parameter(self, used: Any) -> str | None:
+        """Return the name of the parameter that an argument is, or views; None: it is none."""
+        if not isinstance(used, Tensor):
+            return None
+        return self._names.get(id(used)) or self._names.get(id(used._base))
+
+    def _computed_by(self, arguments: Sequence[Any]) -> list[Node]:
+        """Return the nodes of the autograd graph that computed activations among the arguments."""
+        nodes = []
+        for argument in arguments:
+            if _needs_gradient(argument) and self._parameter(argument) is None:
+                nodes.append(argument.grad_fn)
+        return [node for node in nodes if node is not None]
+
+
+class _Ancestry:
+    """Finds the parameters that an activation depends on, in the autograd graph."""
+
+    def __init__(self, indices: Mapping[int, int]) -> None:
+        self._indices = indices
+        """The place of each parameter in the layout, by its id."""
+        self._parameters: dict[Node, set[int]] = {}
+
+    def of(self, nodes: Iterable[Node]) -> frozenset[int]:
+        """Return the parameters that any of these nodes depends on."""
+        return frozenset().union(*map(self._of_node, nodes))
+
+    def _of_node(self, root: Node) -> set[int]:
+        """Visit the nodes that a node depends on first, without recursion: graphs are deep."""
+        pending = [root]
+        while pending:
+            node = pending[-1]
+            inputs = [function for function, _ in node.next_functions if function is not None]
+            unvisited = [function for function in inputs if function not in self._parameters]
+            if unvisited:
+                pending += unvisited
+                continue
+            pending.pop()
+            parameters: set[int] = set()
+            leaf = id(getattr(node, "variable", None))
+            if leaf in self._indices:
+                parameters.add(self._indices[leaf])
+            self._parameters[node] = parameters.union(*map(self._parameters.__getitem__, inputs))
+        return self._parameters[root]
 
 
 def _needs_gradient(argument: Any) -> bool:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from torch.func import functional_call, vmap
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.masks import keep_, mask_bits
+from dispfl.core.masks import keep_, mask_bits, restore_
 from dispfl.core.packed import Mask
 from dispfl.core.samples import Samples
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer, step_clock, trained_per_layer, weight_flags
+from dispfl.core.train import Train, Trainer, ascent, step_clock
+from dispfl.core.trained_part import Part, TrainedPart
 from dispfl.errors import NonFiniteError
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
@@ -83,7 +84,13 @@ class LearnCall:
     mask: Tensor | Mask
     steps: int
     lr: float
+    only: Part | None
     name: str
+
+    @cached_property
+    def part(self) -> TrainedPart:
+        """What the call trains."""
+        return TrainedPart.of(self.mask, self.only, self.trainer.network.layout)
 
 
 @dataclass
@@ -102,6 +109,7 @@ class StackedTrainer(Trainer):
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        only: Part | None = None,
         name: str = "model",
     ) -> Tensor:
         """Train as `Trainer.learn`, up to rounding.
@@ -110,11 +118,23 @@ class StackedTrainer(Trainer):
         """
         if self.defer is None or samples is not None or prox is not None:
             return super().learn(
-                weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name
+                weights,
+                mask,
+                epochs,
+                steps=steps,
+                samples=samples,
+                lr=lr,
+                prox=prox,
+                only=only,
+                name=name,
             )
-        steps = steps or self.settings.local_steps(len(self.train), epochs)
-        lr = lr or self.settings.rate(self.t, self.T)
-        return self.defer(LearnCall(self, weights, mask, steps, lr, name))
+        steps = self.step_count(epochs, steps, self.train)
+        if lr is None:
+            lr = self.settings.rate(self.t, self.T)
+        call = LearnCall(self, weights, mask, steps, lr, only, name)
+        if call.part.is_empty:
+            return weights.clone()
+        return self.defer(call)
 
 
 class PausableStep:
@@ -194,14 +214,16 @@ def _pending_calls(steps: Iterable[PausableStep]) -> dict[PausableStep, LearnCal
 def _learn_all(calls: Sequence[LearnCall]) -> list[Tensor | BaseException]:
     """Return each call's weights or exception; calls of networks of one size are stacked.
 
-    Under masks of units, peers of different densities have networks of different sizes.
+    Under masks of units, peers of different densities have networks of different sizes. Those that
+    train a part of their weights are stacked with each other.
     """
-    by_layout: dict[Layout, list[int]] = {}
+    stacks: dict[tuple[Layout, bool], list[int]] = {}
     for index, call in enumerate(calls):
-        by_layout.setdefault(call.trainer.network.layout, []).append(index)
+        trains_all = call.part.only is None
+        stacks.setdefault((call.trainer.network.layout, trains_all), []).append(index)
 
     learned: dict[int, Tensor | BaseException] = {}
-    for indices in by_layout.values():
+    for indices in stacks.values():
         results = _learn_stack([calls[index] for index in indices])
         learned.update(zip(indices, results, strict=True))
     return [learned[index] for index in range(len(calls))]
@@ -218,9 +240,9 @@ def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]
         return list(map(_learn_alone, calls))
     [(steps, lr)] = lengths_and_rates
     weights = [call.weights for call in calls]
-    masks = [call.mask for call in calls]
+    parts = [call.part for call in calls]
     try:
-        return learn_stacked(trainers, weights, masks, steps, lr)
+        return learn_stacked(trainers, weights, parts, steps, lr)
     except BaseException as problem:  # raised again in every step
         return [problem] * len(calls)
 
@@ -230,7 +252,13 @@ def _learn_alone(call: LearnCall) -> Tensor | BaseException:
     began = step_clock(trainer.network)
     try:
         return Trainer.learn(
-            trainer, call.weights, call.mask, steps=call.steps, lr=call.lr, name=call.name
+            trainer,
+            call.weights,
+            call.mask,
+            steps=call.steps,
+            lr=call.lr,
+            only=call.only,
+            name=call.name,
         )
     except BaseException as problem:  # raised again in the step
         return problem
@@ -288,64 +316,103 @@ def _loss(
 def learn_stacked(
     trainers: Sequence[Trainer],
     weights: Sequence[Tensor],
-    masks: Sequence[Tensor | Mask],
-    steps: int | None = None,
-    lr: float | None = None,
+    parts: Sequence[TrainedPart],
+    steps: int,
+    lr: float,
 ) -> list[Tensor | NonFiniteError]:
-    """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
+    """Return the result of `Trainer.learn` for each peer, or the error that ended it.
+
+    All train a part of their weights, or none does.
+    """
     first = trainers[0]
     settings = first.settings
     network = first.network
-    steps = steps or settings.local_steps(len(first.train))
-    lr = lr or settings.rate(first.t, first.T)
     began = step_clock(network)
     network.module.train()
-    flat = network.to_device(torch.stack(list(weights)))
-    flags = [weight_flags(mask) for mask in masks]
-    bits = _stacked_bits(flags, network)
-    parameters = _stacked_parameters(flat, network.layout)
+    stack = WeightStack(network, weights, parts)
 
     loss_of_each = vmap(_loss(network, first.task))
     losses = []
     samples = 0
-    batches_of_each = [trainer.batches(steps) for trainer in trainers]
+    batches_of_each = [trainer.batches(steps=steps) for trainer in trainers]
     for batches in zip(*batches_of_each, strict=True):
         inputs, labels = zip(*batches, strict=True)
         x = network.to_device(torch.stack(inputs))
         y = network.to_device(torch.stack(labels))
-        batch_losses = loss_of_each(parameters, x, y)
-        gradients = torch.autograd.grad(batch_losses.sum(), list(parameters.values()))
-        flat_gradients = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
-        _sgd_steps(flat, flat_gradients, bits, lr, settings, _noise(trainers, flat))
-        losses.append(batch_losses.detach())
-        samples += y.shape[1]
+        losses.append(stack.backward(loss_of_each, x, y))
+        if settings.sam_rho:
+            w = stack.flat.clone()
+            stack.flat.add_(ascent(stack.grad, stack.bits, settings.sam_rho))
+            stack.backward(loss_of_each, x, y)
+            stack.flat.copy_(w)
+        noise = _noise(trainers, stack.flat)
+        _sgd_steps(stack.flat, stack.grad, stack.bits, lr, settings, noise)
+        stack.restore_frozen()
+        samples += settings.passes_per_step * y.shape[1]
 
     mean_losses = torch.stack(losses).mean(0).cpu()
     for trainer in trainers:
         trainer.report.seconds += (step_clock(network) - began) / len(trainers)
-    rows = flat.cpu().unbind()
+    rows = stack.flat.cpu().unbind()
     results = []
-    for trainer, learned, mask, loss in zip(trainers, rows, flags, mean_losses, strict=True):
-        results.append(_finish(trainer, learned, mask, loss, samples))
+    for trainer, learned, part, loss in zip(trainers, rows, parts, mean_losses, strict=True):
+        results.append(_finish(trainer, learned, part, loss, samples))
     return results
 
 
-def _stacked_bits(flags: Sequence[Tensor | None], network: FlatModule) -> Tensor | None:
-    """Return the bits of all peers' masks; None if their networks have kept weights only."""
-    masks = [mask for mask in flags if mask is not None]
-    return mask_bits(network.to_device(torch.stack(masks))) if masks else None
+class WeightStack:
+    """The weights of peers that train at once, one row each."""
 
+    def __init__(
+        self, network: FlatModule, weights: Sequence[Tensor], parts: Sequence[TrainedPart]
+    ) -> None:
+        self.flat = network.to_device(torch.stack(list(weights)))
+        self.grad = torch.zeros_like(self.flat)
+        self.bits = None
+        """The bits of the trained weights; None: all are trained."""
+        flags = [part.flags for part in parts if part.flags is not None]
+        if flags:
+            self.bits = mask_bits(network.to_device(torch.stack(flags)))
+        self._frozen = None
+        frozen_rows = []
+        for part, row in zip(parts, self.flat, strict=True):
+            values = part.frozen_values(row)
+            if values is not None:
+                frozen_rows.append(values)
+        if frozen_rows:
+            self._frozen = torch.stack(frozen_rows)
 
-def _stacked_parameters(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return views of all peers' flat weights, one for each parameter.
+        layout = network.layout
+        trained = [True] * len(layout.names)
+        if self._frozen is not None:
+            trained = list(map(any, zip(*(part.parameters or () for part in parts), strict=True)))
+        self._parameters: dict[str, Tensor] = {}
+        """Views of the weights, one for each parameter."""
+        self._gradients: dict[str, Tensor] = {}
+        """Views of the gradients of those that are trained."""
+        parameters = zip(layout.names, layout.slices, layout.shapes, trained, strict=True)
+        for name, where, shape, is_trained in parameters:
+            # Through .data: autograd must not record the steps on `flat` as a part of the next
+            # forward pass.
+            view = self.flat[:, where].view(len(self.flat), *shape).data
+            self._parameters[name] = view.requires_grad_(is_trained)
+            if is_trained:
+                self._gradients[name] = self.grad[:, where].view(len(self.flat), *shape)
 
-    Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
-    """
-    parameters = {}
-    for name, where, shape in zip(layout.names, layout.slices, layout.shapes, strict=True):
-        view = flat[:, where].view(len(flat), *shape)
-        parameters[name] = view.data.requires_grad_()
-    return parameters
+    def backward(self, loss_of_each: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return each peer's loss on its batch, and compute their gradients, `grad`."""
+        losses = loss_of_each(self._parameters, x, y)
+        trained_parameters = [self._parameters[name] for name in self._gradients]
+        gradients = torch.autograd.grad(losses.sum(), trained_parameters)
+        for view, gradient in zip(self._gradients.values(), gradients, strict=True):
+            view.copy_(gradient)
+        return losses.detach()
+
+    def restore_frozen(self) -> None:
+        """Set the weights that are not trained to the values with which training began."""
+        if self._frozen is not None:
+            assert self.bits is not None
+            restore_(self.flat, self.bits, self._frozen)
 
 
 def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
@@ -370,10 +437,10 @@ def _sgd_steps(
 
 
 def _finish(
-    trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, samples: int
+    trainer: Trainer, learned: Tensor, part: TrainedPart, loss: Tensor, samples: int
 ) -> Tensor | NonFiniteError:
     """Complete one peer's report and return its weights."""
-    trainer.report.passes.append((samples, trained_per_layer(mask, trainer.network.layout)))
+    trainer.report.passes.append(part.passes._replace(samples=samples))
     try:
         trainer.check_finite(loss, "training loss")
         trainer.check_finite(learned, "weights")

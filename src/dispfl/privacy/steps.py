@@ -206,7 +206,7 @@ def sum_clipped_(
             values[name] = parameter.detach()
     bits = None
     if flags is not None:
-        bits = dict(zip(values, network.layout.views(mask_bits(flags)), strict=True))
+        bits = dict(zip(network.layout.names, network.layout.views(mask_bits(flags)), strict=True))
 
     def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(module, weights, (inputs[None],)), label[None])

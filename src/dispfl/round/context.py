@@ -361,6 +361,12 @@ def check_private_settings(settings: RunSettings) -> None:
             f"vmap_peers is {settings.vmap_peers}, but with privacy peers train one by one; use 1.",
             key="vmap_peers",
         )
+    if settings.train.sam_rho:
+        raise ConfigError(
+            f"train.sam_rho is {settings.train.sam_rho:g}, but with privacy a step may use the"
+            " gradient at its own weights only; leave it 0.",
+            key="train.sam_rho",
+        )
     if settings.train.noise_std:
         raise ConfigError(
             f"train.noise_std is {settings.train.noise_std:g}: its noise is drawn from the public"

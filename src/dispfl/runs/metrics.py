@@ -391,7 +391,9 @@ def last_scores(records: Sequence[Metrics]) -> Metrics | None:
 
 def flops_of(report: Report, cost: ForwardCost) -> int:
     """Return the FLOPs of a peer's round, as the paper counts them."""
-    return sum(cost.training(kept, samples) for samples, kept in report.passes)
+    return sum(
+        cost.training(passes.kept, passes.samples, passes.trained) for passes in report.passes
+    )
 
 
 def weights_sha256(model: PackedModel) -> str:

@@ -12,7 +12,7 @@ from messages import refused
 from small_disk import SmallDisk
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.report import Report
+from dispfl.core.report import Passes, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
@@ -41,7 +41,7 @@ def a_store(folder: Path) -> contextlib.closing[PeerStore]:
 
 def a_step() -> StepResult:
     model = PackedModel.pack(torch.zeros(3), torch.ones(3, dtype=torch.bool))
-    report = Report(scores={"accuracy": 0.5}, passes=[(10, [3])])
+    report = Report(scores={"accuracy": 0.5}, passes=[Passes(10, [3])])
     return StepResult(
         report, (MessageCost("bob", "alice", 12, 40),), state=PeerState(model, model.mask)
     )
