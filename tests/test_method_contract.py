@@ -108,7 +108,7 @@ def test_masks_keep_as_many_weights_after_a_round_as_the_model_has(method: Metho
 def test_a_step_and_a_round_change_something(method: Method) -> None:
     context = tiny_context(method)
     states = run_all_rounds(context)[0].states
-    step = step_of(context, 1, states, models_from(method, states, "000", "001", "002"))
+    step = step_of(context, 1, states, models_from(context, states, "000", "001", "002"))
     assert bits(step.next_state) != bits(states["000"])
     first = initial_states(context)
     with closing(PresetEngine(context, 1)) as engine:

@@ -56,7 +56,7 @@ def test_a_component_lists_its_own_settings() -> None:
     table, entries = find_entries("ditto")
     assert table.name == "method"
     assert [entry.key for entry in entries] == [
-        "method.robust", "method.byzantine",
+        "method.private", "method.robust", "method.byzantine",
         "method.cohort", "method.prox_mu", "method.global_epochs", "method.personal_epochs",
     ]  # fmt: skip
 

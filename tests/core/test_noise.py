@@ -141,9 +141,9 @@ def test_every_method_learns_reproducibly_with_noise(
     def weights(noise: float, workers: int = 1) -> list[bytes]:
         train = Train(epochs=1, batch_size=8, noise_std=noise)
         kind = METHODS[method]
-        everyone = (
-            {"cohort": 3} if issubclass(kind, ServerMethod) else {}
-        )  # who is not selected does not train
+        everyone: dict[str, Any] = {}
+        if issubclass(kind, ServerMethod):
+            everyone["cohort"] = 3  # who is not selected does not train
         context = make_context(
             peers=3, method=kind(name=method, **everyone), topology=Full(), train=train, rounds=2
         )

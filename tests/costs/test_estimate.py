@@ -228,6 +228,8 @@ SMALL_RUN: dict[str, Any] = {
         ["method.density=0.3", "method.structure=channels", "wire.exchange=push"],
         ["method.density=0.3", "wire.exchange=push"],
         ["method.density=0.3", "wire.coding=zstd"],
+        ["method.density=0.3", "method.private=head"],
+        ["method=ditto", "method.private=head", "wire.values=int8"],
         ["method=dpsgd", "method.density=0.5", "wire.values=int8"],
         [
             "method.density=0.3",

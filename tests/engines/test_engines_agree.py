@@ -92,6 +92,8 @@ def a_context(experiment: Experiment) -> RunContext:
             "wire.coding=zstd",
         ],
         ["method=fedfomo", "topology.offline_prob=0.2"],
+        ["method.private=head", "wire.values=int8", "wire.coding=zstd"],
+        ["method=fedavg-ft", "method.private=head", "method.cohort=3", "wire.coding=zstd"],
         ["method=dpsgd-ft", "wire.values=float16"],
         [
             "attack=noise",

@@ -30,8 +30,8 @@ def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
     tmp_path: Path, make_run: MakeRun, method: str
 ) -> None:
     """Own models, a server's, a consensus, the server's under a mask, and fine-tuned ones: bit for
-    bit."""
-    path = make_run(tmp_path / "run", f"method={method}", "workers=1")
+    bit, with an own head for each peer."""
+    path = make_run(tmp_path / "run", f"method={method}", "method.private=head", "workers=1")
     summary = read_summary(path)
     assert summary is not None
     card = personal_model(path, "2").card

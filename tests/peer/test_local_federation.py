@@ -16,6 +16,7 @@ import pytest
 from dispfl.cli.up import message_bytes
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.files import SITES
 from dispfl.peer.local_federation import (
     PeerProcesses,
@@ -143,26 +144,34 @@ def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
     "wire", [[], ["wire.exchange=push", "wire.values=int8", "wire.coding=zstd"]]
 )
 def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
-    tmp_path: Path, start: Callable[[int], PeerProcesses], wire: list[str]
+    start: Callable[[int], PeerProcesses], wire: list[str]
 ) -> None:
     channels = ["model=cnn", "method.structure=channels", "method.density=[0.3,0.8]", *wire]
-    experiment = compose({}, [*TINY, *channels, "peers=4", "rounds=3"])
-    ExperimentRun.create(experiment, tmp_path / "simulated").run()
-    processes = start(4)
+    check_agreement(start(4), compose({}, [*TINY, *channels, "peers=4", "rounds=3"]))
+
+
+def test_real_peers_with_a_private_head_get_the_models_and_bytes_of_the_simulation(
+    start: Callable[[int], PeerProcesses],
+) -> None:
+    settings = ["method.private=head", "method.density=[0.4,0.8]", "wire.values=int8"]
+    check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
+
+
+def check_agreement(processes: PeerProcesses, experiment: Experiment) -> None:
+    """Check that the real peers get the models and count the bytes of the simulation."""
+    simulation = processes.out.with_name("simulated")
+    ExperimentRun.create(experiment, simulation).run()
     create_run(experiment, processes.out)
     for name in processes.names:
         processes.start(name)
-    until(lambda: len(processes.ended()) == 4)
-    assert set(processes.ended().values()) == {0}, (
-        processes.out / SITES / "000/log.txt"
-    ).read_text()
+    until(lambda: len(processes.ended()) == len(processes.names))
+    log = (processes.out / SITES / "000/log.txt").read_text()
+    assert set(processes.ended().values()) == {0}, log
     collect_results(processes.out)
-    simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
+    simulated, real = summary_of(simulation), summary_of(processes.out)
     for key in SAME:
         assert real[key] == simulated[key], key
-    for one, other in zip(
-        read_metrics(processes.out), read_metrics(tmp_path / "simulated"), strict=True
-    ):
+    for one, other in zip(read_metrics(processes.out), read_metrics(simulation), strict=True):
         assert one["traffic"] == other["traffic"]
         assert one["links"] == other["links"]
         assert one["overlap"] == other["overlap"]

@@ -111,7 +111,7 @@ def test_a_server_keeps_its_model_if_few_of_its_cohort_upload_one(rule: str) -> 
     method = context.method
     assert isinstance(method, FedAvg)
     states = run_all_rounds(context)[0].states
-    uploads = uploads_of(context, method, states, t=1)
+    uploads = uploads_of(context, states, t=1)
     samples = dict.fromkeys(uploads, 1)
     server = states[SERVER]
     few = {"000": uploads["000"], "001": forged(uploads["001"])}

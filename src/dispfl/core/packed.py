@@ -198,6 +198,10 @@ class WeightMask(Mask):
     def overlap(self, other: Mask) -> int:
         return _ones(self.bits.numpy() & other.bits.numpy())
 
+    def __invert__(self) -> "WeightMask":
+        """Return the mask of all other weights."""
+        return WeightMask.pack(~self.unpack())
+
     def full(self) -> "WeightMask":
         return WeightMask.pack(torch.ones(self.size, dtype=torch.bool))
 
@@ -281,6 +285,16 @@ class PackedModel:
     def restrict(self, mask: Mask) -> "PackedModel":
         """Return the part of the model that another mask keeps too."""
         return PackedModel(*self.mask.restrict(self.values, mask))
+
+    def over(self, weights: Tensor) -> Tensor:
+        """Return flat weights of the whole network, those of this model where it holds any."""
+        held_weights, mask = self.unpack()
+        return torch.where(mask, held_weights, weights)
+
+    def joined(self, other: "PackedModel") -> "PackedModel":
+        """Return this model with the weights of another where that one holds any."""
+        weights, mask = self.unpack()
+        return PackedModel.pack(other.over(weights), mask | other.mask.unpack())
 
     def flat(self) -> Tensor:
         """Return the flat weights of the network that computes this model: inverse of `under`."""

@@ -206,7 +206,8 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     messages = []
     for sender, receiver in links(inputs.context):
         peer = _peer_of_link(sender, receiver)
-        size = BYTES_PER_VALUE * sum(kept_counts[inputs.densities[peer]])
+        sent_counts = inputs.method.sent_counts(layout, inputs.densities[peer])
+        size = BYTES_PER_VALUE * sum(sent_counts)
         messages.append(MessageCost(sender, receiver, size, 0))
     ledger = Ledger.of(messages)
     return RoundCosts(

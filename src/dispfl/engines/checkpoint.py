@@ -271,9 +271,10 @@ def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
     if state.next_mask is not state.model.mask:
         tensors["next_mask"] = state.next_mask.bits
     # Clones: a file may not hold one tensor twice, and SubFedAvg uploads its own model.
-    if state.upload is not None:
-        tensors["upload/values"] = state.upload.values.clone()
-        tensors["upload/mask"] = state.upload.mask.bits.clone()
+    for kept_as, packed in (("upload", state.upload), ("private", state.private)):
+        if packed is not None:
+            tensors[f"{kept_as}/values"] = packed.values.clone()
+            tensors[f"{kept_as}/mask"] = packed.mask.bits.clone()
     tensors |= _prefixed("buffers", state.buffers)
     tensors |= _prefixed("memory", state.memory)
     for model, moments in state.moments.items():
@@ -409,16 +410,14 @@ def _step(
     model = _model(tensors, peer, size, layout)
     next_bits = tensors.get(f"{peer}/next_mask")
     next_mask = model.mask if next_bits is None else _mask(peer, next_bits, size, layout)
-    upload = None
-    if f"{peer}/upload/values" in tensors:
-        upload = _model(tensors, f"{peer}/upload", size, layout)
     state = PeerState(
         model,
         next_mask,
         _without_prefix(f"{peer}/buffers/", tensors),
         _without_prefix(f"{peer}/memory/", tensors),
         _moments(tensors, peer, size, layout),
-        upload,
+        _optional_model(tensors, f"{peer}/upload", size, layout),
+        _optional_model(tensors, f"{peer}/private", size, layout),
     )
     messages = tuple(MessageCost(*message) for message in entry["messages"])
     return StepResult(Report(**entry["report"]), messages, state=state)
@@ -440,6 +439,14 @@ def _model(
     if mask.kept != values.numel() or values.dtype != torch.float32:
         raise ValueError(f"peer {whose}'s mask and values do not fit")
     return PackedModel(values, mask)
+
+
+def _optional_model(
+    tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
+) -> PackedModel | None:
+    if f"{whose}/values" not in tensors:
+        return None
+    return _model(tensors, whose, size, layout)
 
 
 def _moments(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, NamedSettings
 from dispfl.export.card import Card
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import PeerState, evaluated_state
 from dispfl.models.settings import CustomModel
 from dispfl.runs.directory import final_states, read_metrics, saved_rounds, trusted_config
 from dispfl.runs.metrics import main_scores, weights_sha256
@@ -51,7 +51,7 @@ def personal_model(
     rounds = saved_rounds(path)
     states = final_states(path)
     inputs = _describe_inputs(run_inputs(path, experiment.data))
-    state = _evaluated_state(experiment, states, name)
+    state = _evaluated_state(experiment, inputs, states, name)
     score = _score(path, rounds, name)
     if experiment.method.fine_tuning:
         _, context = saved_context(path, experiment)
@@ -178,15 +178,21 @@ def _name(path: Path, peer: str, roster: list[str]) -> str:
 
 
 def _evaluated_state(
-    experiment: Experiment, states: Mapping[str, PeerState], name: str
+    experiment: Experiment,
+    inputs: Mapping[str, Any],
+    states: Mapping[str, PeerState],
+    name: str,
 ) -> PeerState:
     """The peer's state, with the shared model if the method evaluates that."""
     method = experiment.method
     state = states[name]
     if not method.evaluates_global:
         return state
-    model = method.evaluated_model(state, method.global_model(states))
-    return replace(state, model=model, next_mask=model.mask)
+    private = None
+    if method.private:
+        network = experiment.model.network(inputs["shape"], len(inputs["classes"]))
+        private = method.private_mask(Layout.of(network))
+    return evaluated_state(method, state, method.global_model(states), private)
 
 
 def _score(path: Path, rounds: int, name: str) -> float | None:

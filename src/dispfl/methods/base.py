@@ -10,7 +10,7 @@ of their own, so one object serves every peer, round and worker.
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments
-from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
@@ -43,6 +43,20 @@ class PeerState:
     """With `train.keep_moments`: what the optimizer remembers of each of the peer's models."""
     upload: PackedModel | None = None
     """Server methods: the model that the peer sends to the server, until the server has it."""
+    private: PackedModel | None = None
+    """Server methods: the peer's own weights of private parameters, kept for it by the round."""
+
+
+def _check_patterns(value: Any) -> Any:
+    patterns = value if isinstance(value, (list, tuple)) else (value,)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"must be names or patterns of parameters, got {pattern!r}.")
+    return tuple(patterns)
+
+
+Patterns = Annotated[str | tuple[str, ...], BeforeValidator(_check_patterns)]
+"""Names and patterns of parameters (`Layout.matching`); one may stand alone."""
 
 
 class Method(Component):
@@ -57,6 +71,11 @@ class Method(Component):
     """Whether peers are evaluated with the global model instead of their own.
 
     Then `global_model` and `evaluated_model` return it.
+    """
+    private: Patterns = ()
+    """Parameters that never leave a peer: names, globs such as `layer4.*`, `head` or `norm`.
+
+    Neither their values nor their masks are sent, and each peer trains its own.
     """
 
     @property
@@ -133,6 +152,35 @@ class Method(Component):
             return layout.sizes
         state = self.start(torch.zeros(layout.size), layout, density, seed=0, peer="000")
         return tuple(state.next_mask.kept_per_layer(layout))
+
+    def private_parameters(self, layout: Layout) -> list[bool]:
+        """Return for each parameter whether it is private."""
+        if not self.private:
+            return [False] * len(layout.names)
+        if layout.has_small_networks:
+            raise ConfigError(
+                f"method.private is {','.join(self.private)}, but with method.structure=channels a"
+                " channel is sent with its weights in all layers; omit one of the two.",
+                key="method.private",
+            )
+        return layout.matching(self.private, "method.private")
+
+    def private_mask(self, layout: Layout) -> WeightMask | None:
+        """Return the mask of the private weights; None if nothing is private."""
+        if not self.private:
+            return None
+        return WeightMask.pack(layout.flags(self.private_parameters(layout)))
+
+    def sent_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        """Return how many weights of each layer a peer of this density sends in round 0.
+
+        They are those that it keeps, without the private ones.
+        """
+        counts = list(self.kept_counts(layout, density))
+        for layer, is_private in enumerate(self.private_parameters(layout)):
+            if is_private:
+                counts[layer] = 0
+        return tuple(counts)
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
         """Return for each layer whether all peers keep it whole in every round.
@@ -289,6 +337,26 @@ def initial_state(weights: Tensor, mask: Tensor | Mask) -> PeerState:
 def empty_state(layout: Layout) -> PeerState:
     """Return the state of a peer that keeps no model between rounds."""
     return initial_state(torch.zeros(layout.size), torch.zeros(layout.size, dtype=torch.bool))
+
+
+def private_model(state: PeerState, private: Mask) -> PackedModel:
+    """Return a peer's own weights under the mask of private weights."""
+    if state.private is not None:
+        return state.private
+    return state.model.restrict(private)
+
+
+def evaluated_state(
+    method: Method, state: PeerState, global_model: PackedModel, private: WeightMask | None
+) -> PeerState:
+    """Return a peer's state with the model that it is evaluated with, given the global model.
+
+    Private weights, if any, are the peer's own.
+    """
+    model = method.evaluated_model(state, global_model)
+    if private is not None:
+        model = model.restrict(~private).joined(private_model(state, private))
+    return replace(state, model=model, next_mask=model.mask)
 
 
 def _check_density(value: Any) -> Any:

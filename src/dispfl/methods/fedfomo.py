@@ -68,7 +68,7 @@ class FedFOMO(GossipMethod):
         update = trainer.learn(theta, mask, samples=learning)
         candidates = {trainer.peer: update}
         for sender, received_model in received.items():
-            candidates[sender], _ = received_model.unpack()
+            candidates[sender] = received_model.over(update)  # private weights are our own
 
         gains = {}
         for name, theta_n in sorted(candidates.items()):

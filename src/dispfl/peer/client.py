@@ -12,7 +12,7 @@ from dispfl.peer.model_fetch import ModelFetch, ModelRequest, RoundResponses
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.probing import Prober
 from dispfl.peer.transport.base import Transport
-from dispfl.round.exchange import model_norm, requested_mask
+from dispfl.round.exchange import model_norm, requested_mask, shared_part
 
 
 @dataclass
@@ -45,7 +45,8 @@ class Client:
         body = b""
         if mask is not None:
             body = await ctx.compute(lambda: ctx.codec.encode_request(mask))
-        request = ModelRequest(t, mask, body, model_norm(state.model))
+        norm = model_norm(shared_part(ctx.run, state.model))
+        request = ModelRequest(t, mask, body, norm)
 
         neighbours = ctx.participants.senders(t, state)
         senders = neighbours if senders is None else senders

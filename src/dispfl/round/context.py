@@ -1,6 +1,6 @@
 """What rounds are made of: their shared context, a peer's task and its result, and the engine."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from torch.nn import functional
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import OptimizerFactory
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.samples import PeerData, Samples
@@ -158,12 +158,24 @@ class RunContext:
         return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
 
     @cached_property
+    def private_mask(self) -> WeightMask | None:
+        """The mask of the weights that never leave a peer; None without any."""
+        return self.method.private_mask(self.layout)
+
+    @cached_property
+    def shared_mask(self) -> WeightMask | None:
+        """The mask of all other weights, which are sent; None if nothing is private."""
+        if self.private_mask is None:
+            return None
+        return ~self.private_mask
+
+    @cached_property
     def announced(self) -> dict[str, tuple[int, ...]]:
-        """The number of weights of each layer that each peer's masks keep, by its density."""
+        """The number of weights of each layer that each peer's messages hold, by its density."""
         densities = self.densities
         counts = {}
         for density in set(densities.values()):
-            counts[density] = self.method.kept_counts(self.layout, density)
+            counts[density] = self.method.sent_counts(self.layout, density)
         return {peer: counts[density] for peer, density in densities.items()}
 
     @cached_property
@@ -196,8 +208,14 @@ class RunContext:
     @cached_property
     def codec(self) -> Codec:
         """The codec of this run's messages."""
-        always_dense = self.method.always_dense(self.layout, set(self.densities.values()))
-        return Codec(self.layout, always_dense, self.settings.wire)
+        return self.codec_of(set(self.densities.values()))
+
+    def codec_of(self, densities: Collection[float]) -> Codec:
+        """Return the codec of messages between peers of these densities."""
+        layout = self.layout
+        always_dense = self.method.always_dense(layout, densities)
+        private = self.method.private_parameters(layout)
+        return Codec(layout, always_dense, self.settings.wire, private)
 
     def check(self) -> None:
         """Refuse data, a network or densities that do not fit each other.

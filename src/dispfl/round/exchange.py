@@ -5,6 +5,7 @@ them, so that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import gt, le
 from types import MappingProxyType
@@ -134,7 +135,14 @@ def requested_mask(context: RunContext, state: PeerState) -> Mask | None:
     """Return the mask that a peer requests models with; None if whole models are sent."""
     if not context.pulls:
         return None
-    return state.next_mask
+    return shared_entries(context, state.next_mask)
+
+
+def shared_entries(context: RunContext, mask: Mask) -> Mask:
+    """Return a mask without the private weights."""
+    if context.shared_mask is None:
+        return mask
+    return mask & context.shared_mask
 
 
 def request_size(codec: Codec, mask: Mask | None) -> int:
@@ -161,7 +169,7 @@ def check_request(mask: Mask, announced: Sequence[int], sender: str, layout: Lay
 def published_model(context: RunContext, state: PeerState) -> PackedModel:
     """Return the model that a peer's neighbours may request."""
     assert isinstance(context.method, GossipMethod)
-    return context.method.publish(state)
+    return shared_part(context, context.method.publish(state))
 
 
 def sent_model(
@@ -171,7 +179,31 @@ def sent_model(
     if task.server is None:
         return published_model(context, states[sender])
     assert isinstance(context.method, ServerMethod)
-    return context.method.broadcast(task.server, states[task.peer])
+    return shared_part(context, context.method.broadcast(task.server, states[task.peer]))
+
+
+def shared_part(context: RunContext, model: PackedModel) -> PackedModel:
+    """Return the part of a model that is sent: all but its private weights."""
+    if context.shared_mask is None:
+        return model
+    return model.restrict(context.shared_mask)
+
+
+def with_private(state: PeerState, received: PackedModel) -> PackedModel:
+    """Return the model that a peer of the cohort trains: the server's, and its private weights."""
+    if state.private is None:
+        return received
+    return received.joined(state.private)
+
+
+def with_private_kept(context: RunContext, before: PeerState, after: PeerState) -> PeerState:
+    """Return a state whose upload lacks the private weights, which the peer keeps."""
+    if context.private_mask is None or before.private is None:
+        return after
+    if after.upload is None:
+        return replace(after, private=before.private)
+    private = after.upload.restrict(context.private_mask)
+    return replace(after, upload=shared_part(context, after.upload), private=private)
 
 
 def encode_model(
@@ -272,12 +304,13 @@ def accepted_models(
         return received
     request = requested_mask(context, state)
     if request is None:
-        request = state.next_mask
+        request = shared_entries(context, state.next_mask)
     else:  # as messages would be, which some engines have at hand
         received = {sender: model.restrict(request) for sender, model in received.items()}
     requested = max(task.requested, len(received))
+    own_model = shared_part(context, state.model)
     return _accepted_under_attack(
-        context, task.peer, task.t, state.model, request, received, requested
+        context, task.peer, task.t, own_model, request, received, requested
     )
 
 
@@ -336,8 +369,7 @@ def _accepted_under_attack(
     accepted = {}
     for sender, model in context.attack.attacked(received, target).items():
         if sender in context.byzantine:
-            if context.pulls:
-                model = model.restrict(request)
+            model = model.restrict(request) if context.pulls else shared_part(context, model)
             try:
                 check_answer(model.mask, announced[sender], sender, layout)
                 check_norm(model, model_norm(own_model), sender)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
@@ -19,9 +20,9 @@ from dispfl.methods.base import (
     SERVER,
     FineTuning,
     GossipMethod,
-    Method,
     PeerState,
     ServerMethod,
+    evaluated_state,
     initial_state,
 )
 from dispfl.robust.attacks import BACKDOORS, Triggered, backdoor_success
@@ -32,6 +33,9 @@ from dispfl.round.exchange import (
     exchange_graph,
     neighbour_counts,
     server_cohort,
+    shared_part,
+    with_private,
+    with_private_kept,
 )
 from dispfl.round.ledger import Ledger
 
@@ -69,12 +73,24 @@ def initial_states(
             weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=seed, peer=peer)
             own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
-            states[peer] = replace(state, buffers=own_buffers)
+            private = _first_private(context, state, weights)
+            states[peer] = replace(state, buffers=own_buffers, private=private)
 
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
         dense = torch.ones(layout.size, dtype=torch.bool)
-        states[SERVER] = initial_state(context.first_weights, dense)
+        server = initial_state(context.first_weights, dense)
+        model = shared_part(context, server.model)
+        states[SERVER] = replace(server, model=model, next_mask=model.mask)
     return states
+
+
+def _first_private(context: RunContext, state: PeerState, weights: Tensor) -> PackedModel | None:
+    """Return the private weights that a peer of a server method starts with."""
+    if context.private_mask is None or not isinstance(context.method, ServerMethod):
+        return None
+    if not state.model.mask.kept:  # it keeps no model between rounds
+        return PackedModel.pack(weights, context.private_mask)
+    return PackedModel.pack(weights, state.model.mask).restrict(context.private_mask)
 
 
 def train_round(
@@ -218,8 +234,7 @@ def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerSta
     state = states[task.peer]
     if task.global_model is None:
         return state
-    model = context.method.evaluated_model(state, task.global_model)
-    return replace(state, model=model, next_mask=model.mask)
+    return evaluated_state(context.method, state, task.global_model, context.private_mask)
 
 
 def peer_step(
@@ -278,7 +293,7 @@ def _step(
         elif task.fine_tuning:
             after = _fine_tuned(trainer, state, task.fine_tuning)
         elif not task.idle:
-            after = _method_step(context.method, trainer, state, received)
+            after = _method_step(context, trainer, state, received)
         if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
@@ -288,17 +303,21 @@ def _step(
     trainer.charge_own_loop((after.upload or after.model).mask)
     if context.settings.privacy.enabled:
         after = _charged(context, trainer, task, state, after)
-    return after
+    return with_private_kept(context, state, after)
 
 
 def _method_step(
-    method: Method, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    context: RunContext,
+    trainer: Trainer,
+    state: PeerState,
+    received: Mapping[str, PackedModel],
 ) -> PeerState:
+    method = context.method
     if isinstance(method, ServerMethod):
-        after = method.step(trainer, state, received[SERVER])
+        after = method.step(trainer, state, with_private(state, received[SERVER]))
     else:
         assert isinstance(method, GossipMethod)
-        trainer.report.overlap = _overlap(state.next_mask, received)
+        trainer.report.overlap = _overlap(context, state.next_mask, received)
         after = method.step(trainer, state, received)
     if not isinstance(after, PeerState):  # a user's method, without type checks
         raise RunError(
@@ -353,12 +372,16 @@ def _charged(
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
 
 
-def _overlap(mask: Mask, received: Mapping[str, PackedModel]) -> float | None:
+def _overlap(context: RunContext, mask: Mask, received: Mapping[str, PackedModel]) -> float | None:
     """Return the mean share of our kept weights that a neighbour holds too.
 
-    None for a dense model.
+    Private weights do not count. None for a dense model.
     """
-    if not received or mask.kept in (0, mask.size):
+    shareable = mask.size
+    if context.shared_mask is not None:
+        mask = mask & context.shared_mask
+        shareable = context.shared_mask.kept
+    if not received or mask.kept in (0, shareable):
         return None
     shared = sum(mask.overlap(model.mask) for model in received.values())
     return shared / (len(received) * mask.kept)

@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from dispfl.core.metric import Measure
 from dispfl.core.packed import PackedModel
 from dispfl.errors import ConfigError, user_errors
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import PeerState, evaluated_state
 from dispfl.round.context import Engine, LazyStates, RunContext
 from dispfl.round.round import global_model
 from dispfl.runs.loop import RunHistory
@@ -101,8 +101,8 @@ def _personal_copies(
         state = copy.deepcopy(states[peer])
         if not context.method.evaluates_global or peer in context.byzantine:
             return state
-        model = copy.deepcopy(context.method.evaluated_model(state, shared_model()))
-        return replace(state, model=model, next_mask=model.mask)
+        evaluated = evaluated_state(context.method, state, shared_model(), context.private_mask)
+        return copy.deepcopy(evaluated)
 
     return LazyStates(states, personal)
 

@@ -1,7 +1,6 @@
 """What a run directory says about its network and its models, so that they can be used again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Task
 from dispfl.data.catalogue import describe
@@ -25,7 +24,7 @@ from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, NamedSettings
 from dispfl.files import RUN, is_site, run_folder
-from dispfl.methods.base import Method, PeerState
+from dispfl.methods.base import Method, PeerState, evaluated_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose
 from dispfl.round.context import LazyStates, PeerTask, RunContext
@@ -206,8 +205,7 @@ class SavedRun:
         if peer in self._byzantine:
             return state
         if method.evaluates_global and self.site is None:
-            model = method.evaluated_model(state, self._global_model)
-            state = replace(state, model=model, next_mask=model.mask)
+            state = evaluated_state(method, state, self._global_model, self._private_mask)
         if method.fine_tuning is None:
             return state
         if self.site or self.made_in_python:
@@ -225,6 +223,12 @@ class SavedRun:
             return self.method.global_model(self.states)
         honest_peers = [peer for peer in self.roster if peer not in self._byzantine]
         return self.method.global_model({peer: self.states[peer] for peer in honest_peers})
+
+    @cached_property
+    def _private_mask(self) -> WeightMask | None:
+        if not self.method.private:
+            return None
+        return self.method.private_mask(Layout.of(self.network()))
 
     @cached_property
     def _byzantine(self) -> frozenset[str]:

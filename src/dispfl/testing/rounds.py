@@ -19,8 +19,9 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates
 from dispfl.engines.inprocess import InProcess
 from dispfl.experiment import Simulation
-from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
+from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod
 from dispfl.round.context import Engine, PeerTask, RunContext, RunData, StepResult
+from dispfl.round.exchange import published_model, sent_model
 from dispfl.round.round import (
     OnResult,
     Round,
@@ -193,9 +194,10 @@ def bits(state: PeerState) -> dict[str, bytes]:
         tensors[f"buffers/{name}"] = buffer
     for name, remembered in state.memory.items():
         tensors[f"memory/{name}"] = remembered
-    if state.upload is not None:
-        tensors["upload/values"] = state.upload.values
-        tensors["upload/mask"] = state.upload.mask.bits
+    for kept_as, model in (("upload", state.upload), ("private", state.private)):
+        if model is not None:
+            tensors[f"{kept_as}/values"] = model.values
+            tensors[f"{kept_as}/mask"] = model.mask.bits
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -214,13 +216,13 @@ def round_bits(finished_round: FinishedRound) -> dict[str, tuple[dict[str, bytes
 
 
 def models_from(
-    method: Method, states: Mapping[str, PeerState], peer: str, *senders: str
+    context: RunContext, states: Mapping[str, PeerState], peer: str, *senders: str
 ) -> dict[str, PackedModel]:
     """Return what a peer receives from these peers, or from the server where there is one."""
-    if isinstance(method, ServerMethod):
-        return {SERVER: method.broadcast(states[SERVER], states[peer])}
-    assert isinstance(method, GossipMethod)
-    return {sender: method.publish(states[sender]) for sender in senders}
+    if isinstance(context.method, ServerMethod):
+        task = PeerTask(peer, 0, server=states[SERVER])
+        return {SERVER: sent_model(context, task, SERVER, states)}
+    return {sender: published_model(context, states[sender]) for sender in senders}
 
 
 def step_of(
@@ -238,14 +240,14 @@ def step_of(
 
 
 def uploads_of(
-    context: RunContext, method: ServerMethod, states: Mapping[str, PeerState], t: int = 0
+    context: RunContext, states: Mapping[str, PeerState], t: int = 0
 ) -> dict[str, PackedModel]:
     """Return what all peers would upload in a round."""
     network = FlatModule(context.module())
     uploads = {}
     for peer in context.roster:
         task = PeerTask(peer, t, server=states[SERVER])
-        received = models_from(method, states, peer)
+        received = models_from(context, states, peer)
         step = peer_step(context, network, task, states[peer], received)
         upload = step.next_state.upload
         if upload is not None:

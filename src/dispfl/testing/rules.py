@@ -162,7 +162,7 @@ def inputs(method: Method) -> None:
     """A step, a round and the server's aggregation do not modify their inputs."""
     context = tiny_context(method)
     states = run_all_rounds(context)[0].states
-    received = models_from(method, states, "000", "001", "002")
+    received = models_from(context, states, "000", "001", "002")
     bits_before = all_bits(states)
     copies = {sender: _copy(model) for sender, model in received.items()}
     step_of(context, 1, states, received)
@@ -227,7 +227,7 @@ def named_randomness(method: Method) -> None:
         states = initial_states(context)
     for peer in context.roster:
         senders = [name for name in context.roster if name != peer]
-        received = models_from(method, states, peer, *senders)
+        received = models_from(context, states, peer, *senders)
         network = FlatModule(context.module())
         step_seed = stream_seed(run_seed, "torch", peer, 0)  # set before the step, for dropout
         with _unused_generators(method, "step", step_seed):
@@ -236,7 +236,7 @@ def named_randomness(method: Method) -> None:
     with _unused_generators(method, "choose"):
         gossip_senders(context, graph, "000", 0, states["000"])
     if isinstance(method, ServerMethod):
-        uploads = uploads_of(context, method, states)
+        uploads = uploads_of(context, states)
         with _unused_generators(method, "aggregate"):
             method.aggregate(states[SERVER], uploads, dict.fromkeys(uploads, 20))
 
@@ -257,12 +257,12 @@ def message_order(method: Method) -> None:
     # After a round: before it, all hold the same values, whose sum is the same in any order.
     states = run_all_rounds(context)[0].states
     if isinstance(method, ServerMethod):
-        uploads = uploads_of(context, method, states, t=1)
+        uploads = uploads_of(context, states, t=1)
         samples = {peer: 3 + 2 * k for k, peer in enumerate(context.roster)}
         in_order = method.aggregate(states[SERVER], uploads, samples)
         reversed_order = method.aggregate(states[SERVER], _reversed(uploads), samples)
     else:
-        received = models_from(method, states, "000", "001", "002", "003")
+        received = models_from(context, states, "000", "001", "002", "003")
         in_order = step_of(context, 1, states, received).next_state
         reversed_order = step_of(context, 1, states, _reversed(received)).next_state
     require(
@@ -377,9 +377,9 @@ def wire(method: Method) -> None:
     context = tiny_context(method)
     for t, finished_round in enumerate(run_all_rounds(context)):
         states = finished_round.states
-        received = models_from(method, states, "000", "001", "002")
+        received = models_from(context, states, "000", "001", "002")
         if isinstance(method, ServerMethod):
-            received |= uploads_of(context, method, states, t)
+            received |= uploads_of(context, states, t)
         for sender, model in received.items():
             _check_message(context, t, sender, model)
         mask = requested_mask(context, states["000"])

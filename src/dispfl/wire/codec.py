@@ -13,6 +13,8 @@ There are two ways to exchange models:
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import compress
+from operator import or_
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -71,16 +73,22 @@ class Wire(Settings):
 class Codec:
     """Encodes and decodes models of one layout.
 
-    `dense` says which layers all peers keep whole.
+    `dense` says which layers all peers keep whole, `private` which ones are never sent.
     """
 
-    def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
+    def __init__(
+        self, layout: Layout, dense: Sequence[bool], wire: Wire, private: Sequence[bool] = ()
+    ) -> None:
         self.layout = layout
         self.wire = wire
-        self._sparse = layout.sparse_slices(dense)
-        self._flag_count = sum(where.stop - where.start for where in self._sparse)
+        private = private or [False] * len(layout.names)
+        self._sent_layers = [layer for layer, hidden in enumerate(private) if not hidden]
+        self._private = list(compress(layout.slices, private))
+        """The entries that no message mentions, and no sent model holds."""
+        self._sparse = layout.sparse_slices(list(map(or_, dense, private)))
+        self._flag_count = _length_of(self._sparse)
         """Flags that a whole mask takes."""
-        self._dense_count = layout.entries - self._flag_count
+        self._dense_count = layout.entries - self._flag_count - _length_of(self._private)
         """Entries that all peers keep, and no mask mentions."""
         self._compress = wire.coding == "zstd"
 
@@ -149,7 +157,7 @@ class Codec:
             raise ConfigError(NOT_DENSE)
 
     def _size(self, bits: int, count: int) -> int:
-        scales = scales_size(self.wire.values, len(self.layout.sizes))
+        scales = scales_size(self.wire.values, len(self._sent_layers))
         return HEADER.size + _bytes_for(bits) + scales + count * ITEMSIZE[self.wire.values]
 
     # shared by push and pull
@@ -159,7 +167,7 @@ class Codec:
     ) -> bytes:
         per_layer = []
         if self.wire.values == "int8":
-            per_layer = mask.kept_per_layer(self.layout)
+            per_layer = self._kept_per_layer(mask)
         scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
         bits = store(np.packbits(flags, bitorder="little"), self._compress)
         parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
@@ -212,7 +220,7 @@ class Codec:
         return length, count
 
     def _model(self, mask: Mask, payload: Bytes, count: int) -> PackedModel:
-        per_layer = mask.kept_per_layer(self.layout)
+        per_layer = self._kept_per_layer(mask)
         if sum(per_layer) != count:
             refuse(
                 Refusal.COUNT,
@@ -224,6 +232,11 @@ class Codec:
         raw = restore_planes(payload[scales:], count, ITEMSIZE[self.wire.values], self._compress)
         values = from_bytes(payload[:scales], raw, self.wire.values, per_layer)
         return PackedModel(values, mask)
+
+    def _kept_per_layer(self, mask: Mask) -> list[int]:
+        """Return the number of kept weights of each layer that is sent."""
+        counts = mask.kept_per_layer(self.layout)
+        return [counts[layer] for layer in self._sent_layers]
 
     def _flags(self, mask: Mask) -> Flags:
         """Return a mask's flags as sent: those of the entries that are not dense for all peers."""
@@ -242,6 +255,8 @@ class Codec:
             end = begin + where.stop - where.start
             entries[where] = flags[begin:end]
             begin = end
+        for where in self._private:
+            entries[where] = False
         return self.layout.mask(entries)
 
 
@@ -265,6 +280,10 @@ def _checksum(pieces: Sequence[memoryview]) -> int:
     for piece in pieces[1:]:
         checksum = zlib.crc32(piece, checksum)
     return checksum
+
+
+def _length_of(slices: Sequence[slice]) -> int:
+    return sum(where.stop - where.start for where in slices)
 
 
 def _bytes_for(bits: int) -> int:

@@ -265,7 +265,7 @@ class SiteMembership:
         @lru_cache(maxsize=64)
         def kept_counts(density: float) -> Sequence[int]:
             try:
-                return method.kept_counts(layout, density)
+                return method.sent_counts(layout, density)
             except ConfigError:  # announced, but not possible for this network: no mask matches
                 return ()
 
@@ -276,7 +276,7 @@ class SiteMembership:
         return self._site.members.participants(t)
 
     def kept_counts(self, name: str) -> Sequence[int] | None:
-        """Number of weights per layer that a member's masks keep; None before its first record."""
+        """Number of weights per layer that a member sends; None before its first record."""
         member = self._site.members.file.latest().members.get(name)
         if member is None or member.density is None:
             return None

@@ -94,8 +94,7 @@ class LocalSetup:
 
     def codec(self) -> Codec:
         """The codec of its messages."""
-        dense = self.run.method.always_dense(self.layout, {self.smallest_density})
-        return Codec(self.layout, dense, self.run.settings.wire)
+        return self.run.codec_of({self.smallest_density})
 
     def initial_state(self) -> PeerState:
         """The state before the first round (Algorithm 1, line 2)."""

@@ -21,9 +21,9 @@ REMEDIES = {
 CHANGEABLE_TABLES = ("topology", "train", "deadlines", "method")
 """Tables of which a signed change of the spec may set keys; and `rounds`."""
 FIXED_METHOD_KEYS = frozenset(
-    {"name", "density", "structure", "layers", "first_masks", "first_weights", "keep"}
+    {"name", "density", "structure", "layers", "first_masks", "first_weights", "keep", "private"}
 )
-"""Keys of the method that decide which weights a model keeps, and so never change."""
+"""Keys of the method that decide which weights a model keeps or sends, and so never change."""
 MAX_CHARS = 120
 """Characters of an entry that a message shows."""
 MAX_DIFFERENCES = 8

@@ -332,7 +332,7 @@ class TrainedFederation:
 
         The neighbour is the first that received it; None where nobody did. Where it requested with
         its own mask, it has the peer's weights only where both hold them, and takes its own
-        elsewhere.
+        elsewhere, as it does for private weights.
         """
         context = self.context
         states = self.before_last_round
@@ -343,11 +343,11 @@ class TrainedFederation:
         published = published_model(context, states[peer])
         t = context.settings.rounds - 1
         model = deliver(context, context.codec, published, request, peer, receiver, t).model
+        own_weights, _ = states[receiver].model.unpack()
         if request is not None:
-            w_j, m_j = model.restrict(request).unpack()
-            w_k, _ = states[receiver].model.unpack()
-            weights = torch.where(m_j, w_j, w_k)
-            model = PackedModel.pack(weights, request)
+            model = PackedModel.pack(model.restrict(request).over(own_weights), request)
+        if context.private_mask is not None:
+            model = model.joined(states[receiver].model.restrict(context.private_mask))
         return loaded_network(context.module(), model, states[receiver].buffers)
 
     def _first_receiver(self, peer: str) -> str | None:
