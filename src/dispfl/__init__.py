@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from dispfl.runs.run import Run as Run
     from dispfl.topology import Exponential as Exponential
     from dispfl.topology import Full as Full
+    from dispfl.topology import GraphTopology as GraphTopology
     from dispfl.topology import Grid as Grid
     from dispfl.topology import RandomRegular as RandomRegular
     from dispfl.topology import Ring as Ring
@@ -96,6 +97,7 @@ _MODULES = {
     "Federation": "federation",
     "Full": "topology",
     "GossipMethod": "methods.base",
+    "GraphTopology": "topology",
     "Grid": "topology",
     "Grouped": "data.partition",
     "IID": "data.partition",

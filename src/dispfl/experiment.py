@@ -33,7 +33,7 @@ from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
 from dispfl.registry import FUNCTIONS, REGISTRIES, choose
 from dispfl.robust.attacks import Attack, AttackName
-from dispfl.robust.averages import check_byzantine, check_protects
+from dispfl.robust.averages import check_byzantine, check_mixing_weights, check_protects
 from dispfl.settings import Settings
 from dispfl.topology import MAX_PEERS, RandomRegular, Topology
 from dispfl.user_functions import import_reference
@@ -199,6 +199,7 @@ class Simulation(RunSettings):
         method = self.method.resolved(topology, self.peers)
         check_byzantine(method, topology, self.peers)
         check_protects(method, topology, self.peers)
+        check_mixing_weights(method, topology)
         object.__setattr__(self, "topology", topology)
         object.__setattr__(self, "method", method)
 

@@ -29,7 +29,7 @@ from dispfl.runs.metrics import weights_sha256
 from dispfl.runs.prepare import unseen_names, with_poisoned_data
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import Run
-from dispfl.topology import Topology, peer_names
+from dispfl.topology import GraphTopology, Topology, is_graph, peer_names
 
 PeerDatasets = Sequence[tuple[DatasetLike, ...]]
 """For each peer (training data, test data), or (training data, validation data, test data)."""
@@ -68,7 +68,8 @@ class Federation:
             `Dirichlet().peers(data, 100)` divides a data set into such a list.
         method: an object (`DisPFL(density=0.2)`), or as in a config file a name (`"dispfl"`), a
             reference (`"my_module:Mine"`) or a dict (`{"name": "dispfl", "density": 0.2}`).
-        topology: in the same ways: `Ring()`, `"ring"`, ...
+        topology: in the same ways: `Ring()`, `"ring"`, ... Or a graph, in which rows receive from
+            columns: an adjacency matrix, a networkx graph, or a list of these, one for each round.
         loss: a function of outputs and labels; cross-entropy by default.
         metric: a `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says
             whether a higher value is better, or a list of these, the main one first. By default
@@ -91,7 +92,7 @@ class Federation:
         model: Callable[[], nn.Module],
         peers: PeerDatasets,
         method: Method | str | Mapping[str, Any] = "dispfl",
-        topology: Topology | str | Mapping[str, Any] = "random",
+        topology: Topology | str | Mapping[str, Any] | Any = "random",
         *,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
@@ -110,6 +111,8 @@ class Federation:
                 "A federation needs at least one peer; `peers` is empty.", key="peers"
             )
         check_keys(Simulation, settings)
+        if is_graph(topology):
+            topology = GraphTopology(topology)
         settings |= {"method": method, "topology": topology}
         simulation = Simulation(**settings, peers=len(peers), unseen_peers=len(unseen_peers))
         task = Task.of(loss, metric)

@@ -157,13 +157,14 @@ METHODS: "Registry[Method]" = Registry(
 TOPOLOGIES: "Registry[Topology]" = Registry(
     "topology",
     "topologies",
-    ("dispfl.topology:Topology",),
+    ("dispfl.topology.base:Topology",),
     {
-        "ring": "dispfl.topology:Ring",
-        "full": "dispfl.topology:Full",
-        "random": "dispfl.topology:RandomRegular",
-        "grid": "dispfl.topology:Grid",
-        "exponential": "dispfl.topology:Exponential",
+        "ring": "dispfl.topology.built_in:Ring",
+        "full": "dispfl.topology.built_in:Full",
+        "random": "dispfl.topology.built_in:RandomRegular",
+        "grid": "dispfl.topology.built_in:Grid",
+        "exponential": "dispfl.topology.built_in:Exponential",
+        "file": "dispfl.topology.from_graph:GraphTopology",
     },
 )
 PARTITIONS: "Registry[Partition]" = Registry(
@@ -211,7 +212,10 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
     name = str(table.get("name", getattr(default, "name", "")))
     if key in REGISTRIES:
         table.pop("name", None)
-        return cast(Settings, REGISTRIES[key].find(name, folder)(**table))
+        component = REGISTRIES[key].find(name, folder)
+        if folder is not None:
+            table = component.located(table, folder)
+        return cast(Settings, component(**table))
     built_in, custom = _kinds(key)
     if name == "custom":
         return custom(**table)

@@ -8,6 +8,7 @@ The same class serves the Python API (`DisPFL(density=0.2)`) and the command lin
 import difflib
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import annotated_types
@@ -72,6 +73,11 @@ class Component(Settings):
         if "name" not in annotations:
             cls.__annotations__ = {**annotations, "name": str}
             cls.name = cls.__name__
+
+    @classmethod
+    def located(cls, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return settings with the paths of files in a site's folder; by default there are none."""
+        return settings
 
 
 OTHER_WORDS = {

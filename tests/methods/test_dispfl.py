@@ -39,7 +39,11 @@ def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask
     # Held by both: (2 + 6) / 2. Regrown by us, held by them: 5. Given up by us: 0, whatever it was.
     m_k = WeightMask.pack(torch.tensor([True, True, False]))
     trainer: Any = SimpleNamespace(
-        peer="000", requested=1, report=Report(), first_weights=lambda: torch.zeros(3)
+        peer="000",
+        requested=1,
+        report=Report(),
+        first_weights=lambda: torch.zeros(3),
+        mixing_weights_of=lambda peers: None,
     )
     assert DisPFL().mix(trainer, {"000": ours, "001": theirs}, m_k).tolist() == [4.0, 5.0, 0.0]
 
@@ -62,6 +66,7 @@ def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
         learn=learn,
         buffers={},
         observe_mixed=lambda weights: None,
+        mixing_weights_of=lambda peers: None,
         stream=lambda name: stream(0),
         network=SimpleNamespace(layout=TINY),
     )

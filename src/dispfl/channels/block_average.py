@@ -5,7 +5,7 @@ models hold in common of a parameter is a block of each: some rows and some colu
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -79,12 +79,18 @@ class _Sender(NamedTuple):
     """What its mask and ours hold in common, by axis."""
 
 
-def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
+def block_average(
+    models: Sequence[PackedModel],
+    mask: "ChannelMask",
+    mixing_weights: Sequence[float] | None = None,
+) -> Tensor:
     """Average each weight of our units over the models that hold it, else 0.
 
-    Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit. Return our small
-    network's values.
+    Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit; `mixing_weights`
+    says how much each model counts. Return our small network's values.
     """
+    if mixing_weights is not None:
+        models = [_scaled(*pair) for pair in zip(models, mixing_weights, strict=True)]
     average = torch.zeros(mask.small.size)
     averages = parameter_arrays(mask.small, average)
     senders = _compare(models, mask)
@@ -95,7 +101,7 @@ def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
         for sender in senders:
             _add(total, sender.parameters[i], _of_dimensions(sender.common, axes))
         if axes not in holders:
-            holders[axes] = _count(_of_dimensions(held_by_axis, axes), len(models))
+            holders[axes] = _count(_of_dimensions(held_by_axis, axes), len(models), mixing_weights)
         torch.from_numpy(total).div_(holders[axes])
     return average
 
@@ -272,8 +278,14 @@ def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Commo
     torch.from_numpy(total).index_add_(0, torch.from_numpy(our_rows), block)
 
 
-def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
-    """Return how many models hold each weight of a parameter, at least 1.
+def _scaled(model: PackedModel, mixing_weight: float) -> PackedModel:
+    return replace(model, values=model.values * mixing_weight)
+
+
+def _count(
+    held: Sequence[Tensor | None], models: int, mixing_weights: Sequence[float] | None
+) -> Tensor:
+    """Return how many models hold each weight of a parameter, or how much they count; never 0.
 
     Dimensions without units have size 1.
     """
@@ -285,4 +297,8 @@ def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
     columns = held_by_all
     for flags in by_dimension[1:]:
         columns = (columns[:, :, None] * flags[:, None, :]).flatten(1)
-    return (rows.T @ columns).clamp_(min=1).view(shape)
+    if mixing_weights is None:
+        return (rows.T @ columns).clamp_(min=1).view(shape)
+    weighted_rows = rows * torch.tensor(mixing_weights)[:, None]
+    sums = weighted_rows.T @ columns
+    return sums.masked_fill_(sums == 0, 1).view(shape)

@@ -310,16 +310,25 @@ class ChannelMask(Mask):
 
     # Algorithms 1 and 2
 
-    def average(self, models: Sequence[PackedModel], first_weights: Callable[[], Tensor]) -> Tensor:
+    def average(
+        self,
+        models: Sequence[PackedModel],
+        first_weights: Callable[[], Tensor],
+        mixing_weights: Sequence[float] | None = None,
+    ) -> Tensor:
         trained = []
         holders = []
-        for model in models:
+        weights_of_trained = []
+        for j, model in enumerate(models):
             if model.mask.kept:  # a joining peer has no model yet
                 trained.append(model)
                 holders.append(model.mask)
+                weights_of_trained.append(1.0 if mixing_weights is None else mixing_weights[j])
         if not trained:
             return PackedModel.pack(first_weights(), self).values
-        average = block_average(trained, self)
+        average = block_average(
+            trained, self, None if mixing_weights is None else weights_of_trained
+        )
         self.start_unheld_(average, holders, first_weights)
         return average
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dispfl.core.packed import PackedModel
 
 Floats = NDArray[np.float32]
-Counts = NDArray[np.uint8] | NDArray[np.int32]
+Counts = NDArray[np.uint8] | NDArray[np.int32] | Floats
 
 
 def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tensor) -> Tensor:
@@ -26,7 +26,9 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
         w_k <- (sum_j w_j / sum_j m_j) * m_k
 
     Weights are zero outside their mask. A weight that no peer holds would be 0/0; it becomes 0. The
-    inputs are not modified.
+    inputs are not modified. Where models count differently (`average_of`), by a_j:
+
+        w_k <- (sum_j a_j w_j / sum_j a_j m_j) * m_k
     """
     total = torch.zeros(m_k.numel())
     holders = torch.zeros(m_k.numel(), dtype=torch.int32)
@@ -36,12 +38,20 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
     return torch.where(m_k, total / holders.clamp(min=1), 0.0)
 
 
-def average_of(models: Iterable["PackedModel"], m_k: Tensor) -> Tensor:
-    """Compute `gossip_average` of packed models in chunks; no model is unpacked whole."""
+def average_of(
+    models: Iterable["PackedModel"], m_k: Tensor, mixing_weights: Sequence[float] | None = None
+) -> Tensor:
+    """Compute `gossip_average` of packed models in chunks; no model is unpacked whole.
+
+    `mixing_weights` says how much each model counts; by default all count the same.
+    """
     average = np.empty(m_k.numel(), np.float32)
     kept_bits = -m_k.numpy().view(np.int8)  # all ones where we keep a weight
-    for where, total, holders in _sums(models, m_k.numel()):
-        np.divide(total, np.maximum(holders, 1), out=average[where], dtype=np.float32)
+    for where, total, holders in _sums(models, m_k.numel(), mixing_weights):
+        divisor = np.maximum(holders, 1)
+        if mixing_weights is not None:
+            divisor = np.where(holders > 0, holders, 1)
+        np.divide(total, divisor, out=average[where], dtype=np.float32)
         bits = average[where].view(np.int32)
         np.bitwise_and(bits, kept_bits[where], out=bits)  # as `keep_`: +0.0 where we keep nothing
     return torch.from_numpy(average)
@@ -85,25 +95,33 @@ def aligned_chunks(
         yield AlignedWeights(own_chunk, keeps, rows, average[where])
 
 
-def _sums(models: Iterable["PackedModel"], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
+def _sums(
+    models: Iterable["PackedModel"], size: int, mixing_weights: Sequence[float] | None = None
+) -> Iterator[tuple[slice, Floats, Counts]]:
     """Yield the sum of the weights and the number of holders of each chunk.
 
-    They are summed in the given order. All chunks share the same memory: use one before advancing
-    to the next.
+    With mixing weights a_j it is sum_j a_j w_j and sum_j a_j m_j. They are summed in the given
+    order. All chunks share the same memory: use one before advancing to the next.
     """
     chunks = [model.chunks() for model in models]
     longest = min(CHUNK, size)
     sums = torch.empty(longest)
     count_type = torch.uint8 if len(chunks) < 256 else torch.int32
+    if mixing_weights is not None:
+        count_type = torch.float32
     counts = torch.empty(longest, dtype=count_type)
     for where in chunk_slices(size):
         length = where.stop - where.start
         total = sums[:length].zero_()
         holders = counts[:length].zero_()
-        for m_j, positions, w_j in map(next, chunks):
+        for j, (m_j, positions, w_j) in enumerate(map(next, chunks)):
+            held: Tensor | float = m_j
+            if mixing_weights is not None:
+                held = m_j * mixing_weights[j]
+                w_j = w_j * mixing_weights[j]
             if positions is None:
                 total += w_j
             else:
                 total.scatter_add_(0, positions, w_j)
-            holders += m_j
+            holders += held
         yield where, total.numpy(), holders.numpy()

@@ -128,12 +128,15 @@ class Mask(ABC):
 
     @abstractmethod
     def average(
-        self, models: Sequence["PackedModel"], first_weights: Callable[[], Tensor]
+        self,
+        models: Sequence["PackedModel"],
+        first_weights: Callable[[], Tensor],
+        mixing_weights: Sequence[float] | None = None,
     ) -> Tensor:
         """Average each kept weight over the models that hold it (Algorithm 1, line 7).
 
         Return flat weights of the computing network. `first_weights` returns those that all peers
-        started from.
+        started from; `mixing_weights` says how much each model counts, by default the same.
         """
 
     @abstractmethod
@@ -222,9 +225,12 @@ class WeightMask(Mask):
         return torch.from_numpy(select(values.numpy(), shared)), self & other
 
     def average(
-        self, models: Sequence["PackedModel"], first_weights: Callable[[], Tensor]
+        self,
+        models: Sequence["PackedModel"],
+        first_weights: Callable[[], Tensor],
+        mixing_weights: Sequence[float] | None = None,
     ) -> Tensor:
-        return average_of(models, self.unpack())
+        return average_of(models, self.unpack(), mixing_weights)
 
     def align(
         self, models: Sequence["PackedModel"], own: int, average: Tensor

@@ -1,10 +1,11 @@
 """Local training of one peer in one round: steps under a mask, the gradient, and evaluation."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
 from numbers import Integral
+from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -217,6 +218,9 @@ class Trainer:
     t: int
     requested: int = 0
     """Models that the peer requested in this round; fewer may have been received."""
+    mixing_weights: Mapping[str, float] | None = None
+    """How much each neighbour's model, and the peer's own, counts in its average; None: all the
+    same."""
     evaluate: bool = True
     """Whether the peer's model is evaluated in this round."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -271,6 +275,19 @@ class Trainer:
     def first_weights(self) -> Tensor:
         """Return the flat weights of the whole network that all peers started from."""
         return self.run.first_weights()
+
+    def mixing_weights_of(self, peers: Iterable[str]) -> list[float] | None:
+        """Return how much the model of each of these peers counts; None: all the same.
+
+        A member that is no neighbour, and stands in for one that does not respond, counts as much
+        as the mean neighbour.
+        """
+        if self.mixing_weights is None:
+            return None
+        of_neighbours = {**self.mixing_weights}
+        of_neighbours.pop(self.peer, None)
+        stand_in = fmean(of_neighbours.values()) if of_neighbours else 0.0
+        return [self.mixing_weights.get(peer, stand_in) for peer in peers]
 
     def stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer and round for one purpose."""

@@ -237,6 +237,14 @@ class GossipMethod(Method):
     def gossips(self) -> bool:
         return self.communicates
 
+    @property
+    def uses_mixing_weights(self) -> bool:
+        """Whether `step` averages by `Trainer.mixing_weights`, which a topology may have.
+
+        A topology with weights is refused where they would be ignored.
+        """
+        return False
+
     def publish(self, state: PeerState) -> PackedModel:
         """Return the model that neighbours may request."""
         return state.model

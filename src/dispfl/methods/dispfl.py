@@ -105,6 +105,10 @@ class DisPFL(Robust, GossipMethod):
         return self.first_weights == "own"
 
     @property
+    def uses_mixing_weights(self) -> bool:
+        return self.robust == "none"
+
+    @property
     def searches_by_gradient(self) -> bool:
         """Whether a round takes a batch for the dense gradient: not if masks never change."""
         return self.regrow == "gradient" and self.alpha_0 > 0
@@ -162,8 +166,9 @@ class DisPFL(Robust, GossipMethod):
         robust_average = self.robust_mix(trainer, models, m_k)
         if robust_average is not None:
             return robust_average
-        in_order = [models[name] for name in sorted(models)]
-        return m_k.average(in_order, trainer.first_weights)
+        names = sorted(models)
+        in_order = [models[name] for name in names]
+        return m_k.average(in_order, trainer.first_weights, trainer.mixing_weights_of(names))
 
     def _models_to_average(
         self, state: PeerState, received: Mapping[str, PackedModel]

@@ -1,6 +1,6 @@
 """D-PSGD: peers average plainly with their neighbours, then train towards one consensus model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -29,6 +29,10 @@ class DPSGD(Robust, GossipMethod):
     The paper's "20 % params" rows.
     """
 
+    @property
+    def uses_mixing_weights(self) -> bool:
+        return self.robust == "none"
+
     def densities(self, peers: int) -> list[float]:
         return [self.density] * peers
 
@@ -51,7 +55,7 @@ class DPSGD(Robust, GossipMethod):
         models = {**received, trainer.peer: state.model}
         mixed = self.robust_mix(trainer, models, mask)
         if mixed is None:
-            mixed = mean_model(models, mask.unpack())
+            mixed = mean_model(models, mask.unpack(), trainer.mixing_weights_of(sorted(models)))
         trained = PackedModel.under(trainer.learn(mixed, mask), mask)
         return PeerState(trained, mask, trainer.buffers)
 
@@ -62,6 +66,11 @@ class DPSGD(Robust, GossipMethod):
         return PackedModel.pack(mean_model(models, mask), mask)
 
 
-def mean_model(models: Mapping[str, PackedModel], mask: Tensor) -> Tensor:
-    """The plain mean of models that share a mask, summed in roster order."""
-    return average_of((models[name] for name in sorted(models)), mask)
+def mean_model(
+    models: Mapping[str, PackedModel], mask: Tensor, mixing_weights: Sequence[float] | None = None
+) -> Tensor:
+    """The mean of models that share a mask, summed in roster order.
+
+    With mixing weights:  w_k <- sum_j p_kj w_j / sum_j p_kj
+    """
+    return average_of((models[name] for name in sorted(models)), mask, mixing_weights)

@@ -193,7 +193,7 @@ class Node:
             if current > t:
                 return self._follow(t, current), state
 
-        if responses.is_alone and not self.waiting.may_train_alone(responses):
+        if self.waiting.must_wait(t, responses):
             current, responses = await self.waiting.wait(t, state)
             if current > t:
                 return self._follow(t, current), state
@@ -251,7 +251,13 @@ class Node:
         if ctx.joining:
             method = ctx.run.method
             state = await ctx.compute(lambda: joining_state(method, state, received, requested))
-        task = PeerTask(ctx.name, t, requested=requested, evaluate=ctx.run.evaluates(t))
+        task = PeerTask(
+            ctx.name,
+            t,
+            requested=requested,
+            mixing_weights=ctx.participants.mixing_weights(t),
+            evaluate=ctx.run.evaluates(t),
+        )
         return await self.training.step(task, state, received)
 
     async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:

@@ -18,7 +18,7 @@ from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.round.context import RunContext
-from dispfl.round.exchange import Graph, exchange_row, gossip_senders
+from dispfl.round.exchange import Graph, exchange_row, gossip_senders, mixing_weights
 from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
@@ -80,6 +80,8 @@ class Participants:
         self._log = peer_log
         self._last_names = [name]
         self._last_links: tuple[int, list[str], int, Graph, list[str]] | None = None
+        self._problem: str | None = None
+        """Why the last links could not be found."""
 
     def names(self, t: int) -> list[str]:
         """All participants of round t, sorted; the last ones read if the member list cannot be
@@ -110,6 +112,15 @@ class Participants:
         run = self._versions.at(t).run
         return list(gossip_senders(run, graph, self._name, t, state, self.names(t)))
 
+    def mixing_weights(self, t: int) -> Mapping[str, float] | None:
+        """How much each model counts in our average of round t; None: all the same."""
+        return mixing_weights(self._versions.at(t).run, t, self.names(t), self._name)
+
+    def topology_problem(self, t: int) -> str | None:
+        """Why the topology does not say who our neighbours in round t are; None if it does."""
+        self._links(t)
+        return self._problem
+
     def _links(self, t: int) -> tuple[Graph, list[str]]:
         """Return whom we receive from in round t and who receives from us.
 
@@ -117,15 +128,24 @@ class Participants:
         """
         names = self.names(t)
         version = self._versions.at(t)
-        if self._last_links is None or self._last_links[:3] != (t, names, version.number):
-            try:
-                graph, receivers = exchange_row(version.run, t, names, self._name)
-            except Exception as problem:  # a user's own topology may not fit every set of peers
-                detail = f"No neighbours: {type(problem).__name__}: {problem}"
-                self._log.event(self._name, "problem", round=t, detail=detail)
-                graph, receivers = {self._name: []}, []
-            self._last_links = (t, names, version.number, graph, receivers)
-        return self._last_links[3:]
+        if self._last_links is not None and self._last_links[:3] == (t, names, version.number):
+            return self._last_links[3:]
+        self._problem = None
+        try:
+            graph, receivers = exchange_row(version.run, t, names, self._name)
+        except Exception as problem:  # a user's own topology may not fit every set of peers
+            self._problem = _sentence(problem)
+            self._last_links = None
+            return {self._name: []}, []
+        self._last_links = (t, names, version.number, graph, receivers)
+        return graph, receivers
+
+
+def _sentence(problem: Exception) -> str:
+    """Return an error's message, with its type where it is not a sentence of ours."""
+    if isinstance(problem, DispflError):
+        return str(problem)
+    return f"{type(problem).__name__}: {problem}"
 
 
 @dataclass

@@ -465,6 +465,8 @@ def site_settings(
     check_modules(folder, named_code(imported), tuple(allow_modules))
     settings = SiteConfig.compose(config, overrides).to_toml()
     _anchor_paths(settings["data"], folder)
+    if "path" in settings["topology"]:  # absolute
+        settings["topology"]["path"] = _anchored(Path(settings["topology"]["path"]), folder)
     return settings
 
 

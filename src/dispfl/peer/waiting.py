@@ -4,6 +4,7 @@ Training on alone would take a site that is cut off to the last round within min
 federation for good. So it pauses, and continues as soon as one of these holds:
 
     a member sends its model of this round            a neighbour, or another one if none is up
+    the topology fits the members                     it did not say who the neighbours are
     more than half of the members are further on      it follows them; fewer may be lying
     the others have finished                          it trains the last rounds alone
 
@@ -51,6 +52,12 @@ class Waiting:
             return True
         return bool(responses.without_model) and self._without_models < ROUNDS_WITHOUT_MODELS
 
+    def must_wait(self, t: int, responses: RoundResponses) -> bool:
+        """Whether to wait, instead of training round t with what was received."""
+        if self._ctx.participants.topology_problem(t) is not None:
+            return True
+        return responses.is_alone and not self.may_train_alone(responses)
+
     def note_round(self, responses: RoundResponses) -> None:
         """Note with whom a round was trained."""
         status = self._ctx.status
@@ -82,15 +89,19 @@ class Waiting:
             if current > t:
                 break
 
-            senders = self._senders(neighbours, answering)
-            if senders:
-                responses = await self._client.fetch_models(t, state, senders)
-            if responses.received or self.may_train_alone(responses):
-                break
+            problem = ctx.participants.topology_problem(t)
+            if problem is None:
+                senders = self._senders(neighbours, answering)
+                if senders:
+                    responses = await self._client.fetch_models(t, state, senders)
+                if not responses.is_alone or self.may_train_alone(responses):
+                    break
             if self._others_have_finished(t):
                 self._log_finishing(t)
                 break
             reason = members.disagreement(t) or members.revocations() or _silence(t, answering)
+            if problem is not None:
+                reason = WaitReason("topology", f"no neighbours: {problem}")
             self.note(t, reason)
             await self._pause(pause)
             pause = min(2 * pause, MAX_PAUSE)

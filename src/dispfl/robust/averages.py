@@ -12,7 +12,7 @@ from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
-from dispfl.methods.base import Method, ServerMethod
+from dispfl.methods.base import GossipMethod, Method, ServerMethod
 from dispfl.robust.rules import Rule, Trust, robust_average_of
 from dispfl.topology import Topology, peer_names
 
@@ -205,6 +205,25 @@ def check_byzantine(method: Method, topology: Topology, peers: int) -> None:
         )
 
 
+def check_mixing_weights(method: Method, topology: Topology) -> None:
+    """Refuse weights of a topology that the method's average would ignore."""
+    if not topology.is_weighted or not isinstance(method, GossipMethod) or not method.gossips:
+        return
+    if isinstance(method, Robust) and method.robust != "none":
+        raise ConfigError(
+            f"topology {topology.name} has weights for the average, but method.robust is"
+            f" {method.robust}, which weighs models by itself. Use method.robust=none, or"
+            " topology.weights=false.",
+            key="method.robust",
+        )
+    if not method.uses_mixing_weights:
+        raise ConfigError(
+            f"topology {topology.name} has weights for the average, which method {method.name} does"
+            " not use; set topology.weights=false.",
+            key="topology.weights",
+        )
+
+
 def check_protects(method: Method, topology: Topology, peers: int) -> None:
     """Refuse a rule that withstands no Byzantine peer, though some are assumed.
 
@@ -227,8 +246,7 @@ def fewest_requested(method: Method, topology: Topology, roster: Sequence[str]) 
     if isinstance(method, ServerMethod):
         cohort = method.resolved(topology, len(roster)).cohort
         return min(cohort or len(roster), len(roster))
-    neighbours = topology.neighbours(0, 0, roster)
-    return min(map(len, neighbours.values()))
+    return min(topology.degrees(len(roster)))
 
 
 def _averaged(method: Method, requested: int) -> str:

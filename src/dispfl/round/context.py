@@ -222,6 +222,8 @@ class RunContext:
 
         Called before anything is written or trained.
         """
+        if isinstance(self.settings, Simulation):
+            self.settings.topology.check_roster(self.data.participants)
         network = self.network()
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         self._check_optimizer()
@@ -415,6 +417,9 @@ class PeerTask:
     requested: int = 0
     """Gossip round: how many neighbours the peer has, with those that are offline or do not
     respond."""
+    mixing_weights: Mapping[str, float] | None = None
+    """Gossip round: how much the models of the neighbours, and the peer's own, count in its
+    average; None: all the same."""
     server: PeerState | None = None
     """Server round: the state of the server that selected the peer."""
     global_model: PackedModel | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.errors import ConfigError, MessageError
+from dispfl.errors import ConfigError, MessageError, user_errors
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.robust.attacks import Target
 from dispfl.robust.averages import Robust, requested_uploads
@@ -67,7 +67,8 @@ def exchange_graph(
 def neighbour_counts(context: RunContext, t: int, graph: Graph) -> dict[str, int]:
     """Return how many neighbours each peer has in round t, with those that are offline."""
     if len(graph) < len(context.roster):
-        graph = context.settings.topology.neighbours(context.settings.seed, t, context.roster)
+        topology = context.settings.topology
+        graph = topology.checked_neighbours(context.settings.seed, t, context.roster)
     return {peer: len(neighbours) for peer, neighbours in graph.items()}
 
 
@@ -88,6 +89,17 @@ def exchange_row(
     if peer in online:
         graph[peer] = senders
     return graph, receivers
+
+
+def mixing_weights(
+    context: RunContext, t: int, roster: Sequence[str], peer: str
+) -> Mapping[str, float] | None:
+    """Return how much each model counts in a peer's average; None: all the same."""
+    topology = context.settings.topology
+    if not context.method.gossips or not topology.is_weighted:
+        return None
+    with user_errors(f"topology {topology.name}, round {t}"):
+        return topology.mixing_weights(context.settings.seed, t, roster, peer)
 
 
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:

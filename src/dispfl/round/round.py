@@ -31,6 +31,7 @@ from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     accepted_uploads,
     exchange_graph,
+    mixing_weights,
     neighbour_counts,
     server_cohort,
     shared_part,
@@ -139,8 +140,11 @@ def gossip_round(
     for peer in context.roster:
         idle = peer not in graph and context.settings.topology.offline == "skip"
         honest = peer not in context.byzantine
+        weights = mixing_weights(context, t, context.roster, peer)
         tasks.append(
-            PeerTask(peer, t, graph, requested[peer], idle=idle, evaluate=evaluate and honest)
+            PeerTask(
+                peer, t, graph, requested[peer], weights, idle=idle, evaluate=evaluate and honest
+            )
         )
 
     # Lines 7-15: each peer takes its step.
@@ -259,6 +263,7 @@ def peer_step(
         peer=task.peer,
         t=task.t,
         requested=task.requested,
+        mixing_weights=task.mixing_weights,
         evaluate=task.evaluate,
         buffers=state.buffers,
         moments=dict(state.moments),

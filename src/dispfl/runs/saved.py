@@ -89,7 +89,7 @@ class SavedRun:
         self._check_code()
         values = {}
         for key, value in self.config.items():
-            if key in NamedSettings.model_fields:
+            if key in NamedSettings.model_fields and key != "topology":  # its file may be gone
                 values[key] = value
         return NamedSettings.from_values({**values, "device": "cpu"}, self.site)
 

@@ -13,7 +13,7 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.deadlines import DeadlineSettings
 from dispfl.peer.transport.http import Limits
 from dispfl.registry import METHODS
-from dispfl.robust.averages import Robust
+from dispfl.robust.averages import Robust, check_mixing_weights
 from dispfl.topology import Full, Topology
 
 
@@ -50,6 +50,12 @@ class SiteConfig(NamedSettings):
             method = {"robust": "clip"} | method
         return cls.from_values({**values, "method": method})
 
+    def to_toml(self) -> dict[str, Any]:
+        """Return the settings for a TOML file; sites compare the digest of a graph in the spec."""
+        content = super().to_toml()
+        content["topology"].pop("digest", None)
+        return content
+
     @property
     def density(self) -> float:
         """The share of weights that this site keeps."""
@@ -69,6 +75,7 @@ class SiteConfig(NamedSettings):
                 f" of: {', '.join(names)}.",
                 key="method",
             )
+        check_mixing_weights(self.method, self.topology)
         if isinstance(getattr(self.method, "density", None), tuple):
             raise ConfigError(
                 "method.density must be one number at a site: the share of weights that this site"

@@ -73,7 +73,7 @@ def federation_spec(
         "rounds": str(context.settings.rounds),
         **_entries("method", method),
         "smallest_density": f"{smallest_density:g}",
-        **_entries("topology", context.settings.topology.model_dump(mode="json")),
+        **_entries("topology", context.settings.topology.shared_settings()),
         **_entries("wire", context.settings.wire.model_dump(mode="json")),
         "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
         "first_weights": _digest(weight_bytes),

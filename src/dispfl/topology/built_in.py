@@ -1,106 +1,15 @@
-"""Topologies: who receives whose models in round t, and who is offline.
+"""The built-in topologies: fixed graphs, and a random one that changes from round to round."""
 
-All peers derive it from the seed alone.
-"""
-
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import isqrt
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from dispfl.core.rng import stream_seed
 from dispfl.errors import ConfigError
-from dispfl.settings import Component
-
-_FULL_RANGE = 2**63  # stream_seed returns numbers below this
-
-
-class Topology(Component):
-    """Base of the topologies. A roster is the sorted tuple of the peers' names."""
-
-    table: ClassVar[str] = "topology"
-    offline_prob: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a peer is offline in a round: it neither sends nor receives then."""
-    offline: Literal["train", "skip"] = "train"
-    """What an offline peer does: train alone (as in the authors' code), or skip the round."""
-
-    def check(self, peers: int) -> None:
-        """Refuse a number of peers that this topology cannot connect."""
-
-    def resolved(self, peers: int) -> "Topology":
-        """Return this topology for a number of peers: a default degree is lowered if necessary."""
-        return self
-
-    def connections(self, peers: int) -> int:
-        """Return how many neighbours a peer has, at most; a server has as many connections."""
-        graph = self.neighbours(0, 0, peer_names(peers))
-        return max(1, *map(len, graph.values()))
-
-    @abstractmethod
-    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
-
-    def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
-        """Return the peers that take part in the exchange of round t.
-
-        Deviation 6: an offline peer neither sends nor receives.
-        """
-        if not self.offline_prob:
-            return set(roster)
-        threshold = self.offline_prob * _FULL_RANGE
-        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= threshold}
-
-    def online_neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return the online neighbours of each online peer in round t, in roster order."""
-        online = self.online(seed, t, roster)
-        graph = self.neighbours(seed, t, roster)
-        self._check_graph(graph, roster)
-        online_graph = {}
-        for k in roster:
-            if k in online:
-                online_graph[k] = sorted(j for j in graph[k] if j in online)
-        return online_graph
-
-    def _check_graph(self, graph: Mapping[str, Sequence[str]], roster: Sequence[str]) -> None:
-        """Refuse a graph that lacks a peer, or that names a stranger, a peer itself, or one twice.
-
-        A peer's own model is always in its average; a model that is requested twice costs twice.
-        """
-        peers = set(roster)
-        missing = peers - graph.keys()
-        unknown = set(chain.from_iterable(graph.values())) - peers
-        problem = ""
-        if missing:
-            problem = f"has no entry for peer {min(missing)}; give every peer a list."
-        elif unknown:
-            problem = f"names the neighbour {min(unknown)!r}, which is not a peer."
-        for k, neighbours in graph.items():
-            if k in neighbours:
-                problem = f"names peer {k} as its own neighbour; omit it."
-            elif len(set(neighbours)) < len(neighbours):
-                problem = f"names a neighbour of peer {k} twice; name each neighbour once."
-        if problem:
-            raise ConfigError(f"topology {self.name} {problem}", key="topology")
-
-    def row(
-        self, seed: int, t: int, roster: Sequence[str], peer: str
-    ) -> tuple[list[str], list[str]]:
-        """Return whom one peer receives from in round t, and who receives from it.
-
-        The same as in `online_neighbours`. A site needs no more than this. A topology with many
-        peers may know it without the rows of the others.
-        """
-        graph = self.online_neighbours(seed, t, roster)
-        receivers = [name for name, senders in graph.items() if peer in senders]
-        return graph.get(peer, []), receivers
-
-    def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Return the peers that an online peer may receive from: by default its neighbours."""
-        return received[peer]
+from dispfl.topology.base import Topology
 
 
 class Ring(Topology):
@@ -249,15 +158,3 @@ def _circle(seed: int, t: int, roster: tuple[str, ...], degree: int) -> tuple[li
     offsets = list(range(1, len(roster)))
     offsets.sort(key=lambda offset: stream_seed(seed, "offset", offset, t))
     return circle, offsets[:degree]
-
-
-MAX_PEERS = 1_000_000
-"""More than anyone simulates: a damaged config must not fill the memory with names."""
-
-
-def peer_names(count: int) -> list[str]:
-    """Return the names of simulated peers: `000`, `001`, ..., in the roster's order."""
-    if count > MAX_PEERS:
-        raise ConfigError(f"peers must be at most {MAX_PEERS:,}, got {count:,}.", key="peers")
-    width = max(3, len(str(count - 1)))
-    return [f"{k:0{width}d}" for k in range(count)]

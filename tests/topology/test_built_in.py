@@ -3,15 +3,19 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
+from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import TOPOLOGIES
 from dispfl.topology import Exponential, Full, Grid, RandomRegular, Ring, Topology, peer_names
 
 FIVE = peer_names(5)
 TEN = peer_names(10)
+BUILT_IN = [name for name in TOPOLOGIES if name != "file"]
 
 
 def test_in_a_ring_of_five_each_hears_the_one_before_and_the_one_after() -> None:
@@ -176,7 +180,7 @@ def test_a_given_degree_is_kept() -> None:
     assert Ring().resolved(1) == Ring()
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("peers", [1, 2, 3, 4, 7, 12])
 def test_every_number_of_peers_has_a_graph_whatever_the_degree(name: str, peers: int) -> None:
     """Sites leave and are revoked during a run; with as many peers as the degree or fewer, all
@@ -188,7 +192,7 @@ def test_every_number_of_peers_has_a_graph_whatever_the_degree(name: str, peers:
         assert graph == Full().online_neighbours(0, 5, peer_names(peers))
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_the_row_of_a_peer_is_that_of_the_whole_graph(name: str) -> None:
     for peers in (1, 2, 3, 8, 25):
         topology, roster = topology_with_offline(name, 0.2), peer_names(peers)
@@ -208,7 +212,7 @@ def topology_with_offline(name: str, offline_prob: float) -> Topology:
     )
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
     topology = topology_with_offline(name, 0.4)
     seen_offline = False
@@ -223,7 +227,7 @@ def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
     assert seen_offline
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_with_offline_prob_0_everyone_is_online_and_with_1_nobody(name: str) -> None:
     assert topology_with_offline(name, 0.0).online_neighbours(0, 0, TEN) == topology_with_offline(
         name, 0.0
@@ -256,10 +260,10 @@ def test_an_offline_prob_outside_0_to_1_is_refused(offline_prob: float) -> None:
 class WithGaps(Topology):
     """A user's topology with a mistake."""
 
-    graph: dict[str, list[str]]
+    graph: Any
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        return self.graph
+        return cast(dict[str, list[str]], self.graph)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +273,28 @@ class WithGaps(Topology):
         ({"000": ["zzz"], "001": []}, "names the neighbour 'zzz', which is not a peer"),
         ({"000": ["000", "001"], "001": ["000"]}, "names peer 000 as its own neighbour; omit it"),
         ({"000": ["001"], "001": ["000", "000"]}, "names a neighbour of peer 001 twice"),
+        (None, "must return a dict from each peer to a list of its neighbours, got None"),
+        ({"000": ["001"], "001": None}, "must give peer 001 a list of neighbours, got None"),
+        ({"000": "001", "001": []}, "must give peer 000 a list of neighbours, got a str"),
     ],
 )
-def test_an_incomplete_graph_is_refused_with_a_sentence(
-    graph: dict[str, list[str]], sentence: str
-) -> None:
+def test_an_incomplete_graph_is_refused_with_a_sentence(graph: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         WithGaps(graph=graph).online_neighbours(0, 0, ["000", "001"])
+    with pytest.raises(ConfigError, match=sentence):
+        WithGaps(graph=graph).connections(2)
+
+
+class Broken(Topology):
+    """A user's topology that raises an exception."""
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        raise KeyError("hub")
+
+
+def test_an_exception_of_a_topology_is_a_sentence_also_before_the_first_round() -> None:
+    sentence = r"topology Broken, round 0: Broken\.neighbours .* raised KeyError: 'hub'"
+    with pytest.raises(RunError, match=sentence):
+        Broken().online_neighbours(0, 0, ["000", "001"])
+    with pytest.raises(RunError, match=sentence):
+        Experiment(peers=4, method=DisPFL(robust="clip"), topology=Broken())
