@@ -145,7 +145,7 @@ def config(run: Path) -> dict[str, Any]:
 
 def results(run: Path) -> tuple[Any, ...]:
     found = summary(run)
-    return found["weights_sha256"], found["scores"]
+    return found["weights_sha256"], found["scores"], found["logged"]
 
 
 def test_installed_components_run_by_short_name_and_the_config_finds_them_again(
@@ -315,6 +315,7 @@ def test_real_peers_run_the_components_of_a_module_like_a_simulation(
     simulated = command("run", *settings, "--out", "simulated")
     assert simulated.code == 0, simulated.printed
     assert results(here / "up") == results(here / "simulated")
+    assert list(summary(here / "up")["logged"]) == ["largest"]
 
 
 def test_a_site_runs_components_of_a_package_and_of_a_module_in_its_own_folder(

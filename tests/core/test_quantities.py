@@ -77,6 +77,8 @@ def test_a_value_is_looked_up_inside_its_object() -> None:
         (Shape.PEERS, SPREAD, {"x": 0.5}, {"x": SPREAD}),
         (Shape.PEERS, None, {}, {}),
         (Shape.METRICS, SCORES, {"f1": 0.5}, SCORES),
+        (Shape.LOGGED, {"similarity": SPREAD}, {"similarity": 0.5}, {"similarity": SPREAD}),
+        (Shape.LOGGED, None, {}, {}),
         (Shape.NUMBER, 3.0, {"x": 3.0}, {}),
         (Shape.NAME, "000", {}, {}),
         (Shape.REASONS, {"000": "It broke."}, {"x": 1}, {}),

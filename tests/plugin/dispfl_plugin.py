@@ -53,7 +53,10 @@ class MedianDisPFL(DisPFL):
             weights, mask = models[name].unpack()
             held.append(torch.where(mask, weights, torch.nan))
         median = torch.stack(held).nanmedian(0).values.nan_to_num(0.0)
-        return torch.where(m_k.unpack(), median, 0.0)
+        kept = torch.where(m_k.unpack(), median, 0.0)
+        if len(models) > 1:
+            trainer.log("largest", kept.max())
+        return kept
 
 
 class Star(Topology):

@@ -48,6 +48,14 @@ def test_without_traffic_there_is_no_curve_against_traffic(write: Write) -> None
     assert html.count("<figure>") == 1
 
 
+def test_a_quantity_that_a_method_logs_is_drawn_for_the_rows_that_have_it(write: Write) -> None:
+    similarity = {"mean": 0.25, "std": 0.05, "per_peer": [0.2, 0.3]}
+    logging = write("a", [[0.5, 0.5]], record={"logged": {"similarity": similarity}})
+    html = str(curves_section(read_results([logging, write("b", [[0.4, 0.4]], "local")])))
+    assert html.count("<figure>") == 3  # by round, by traffic, and the quantity
+    assert "round 1\nDis-PFL: 0.250 ± 0.050" in html
+
+
 def test_mask_changes_and_overlap_are_drawn_if_they_were_recorded(write: Write) -> None:
     change = {"mean": 0.25, "std": 0.05, "per_peer": [0.2, 0.3]}
     overlap = {"mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}

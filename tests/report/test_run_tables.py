@@ -208,6 +208,7 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         "train_score": None,
         "validation": None,
         "global_test": None,
+        "logged": None,
         "flops_per_peer_round": 2.0,
         "flops_total_round": 4.0,
         "failures": 1,

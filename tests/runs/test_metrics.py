@@ -51,6 +51,7 @@ KEYS = [
     "withstands",
     "discarded",
     "peer_seconds",
+    "logged",
     "busiest",
     "traffic",
     "links",

@@ -26,6 +26,7 @@ RECORD = {
     "train_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5, 1.5]},
     "mask_change": None,
     "overlap": None,
+    "logged": {"similarity": {"mean": 0.75, "std": 0.0, "per_peer": [0.75, None]}},
     "busiest": {"paper_mb": 2.0, "wire_mb": 1.5, "peer": "000"},
     "flops_per_peer": 10.0,
     "flops_total": 20,
@@ -51,6 +52,7 @@ def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
         "peers/f1": 0.25,
         "peers/test_loss": 2.5,
         "peers/train_loss": 1.5,
+        "peers/similarity": 0.75,
         "peers/failures": 1.0,
         "busiest/paper_mb": 2.0,
         "busiest/wire_mb": 1.5,
@@ -88,6 +90,7 @@ def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
         (2, 1.5),
         (3, 1.5),
     ]
+    assert [event.value for event in events.Scalars("peers/similarity")] == [0.75] * 3
 
 
 @extra("tensorboard")
@@ -126,6 +129,7 @@ def test_mlflow_has_the_rounds_of_a_stopped_and_resumed_run_in_one_place(
     [found] = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
     assert found.data.params == {"rounds": "3", "method.name": "local"}
+    assert found.data.metrics["peers/similarity"] == 0.75
     history = client.get_metric_history(found.info.run_id, "busiest/wire_mb")
     assert [(metric.step, metric.value) for metric in history] == [(1, 1.5), (2, 1.5), (3, 1.5)]
 
@@ -143,6 +147,7 @@ def test_wandb_writes_an_offline_run_with_the_same_id_after_a_resume(
     files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {file.name for file in files} == {f"run-{identity}.wandb"}
     assert any(b"busiest/wire_mb" in file.read_bytes() for file in files)
+    assert any(b"peers/similarity" in file.read_bytes() for file in files)
     assert capfd.readouterr() == ("", "")  # nothing is printed into the progress bar
 
 

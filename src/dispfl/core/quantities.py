@@ -22,6 +22,8 @@ class Shape(StrEnum):
     """The mean and the standard deviation over peers, and every peer's value; or null."""
     METRICS = "spread of each metric"
     """By the name of each metric: its spread, its direction and the format of its numbers."""
+    LOGGED = "spread of each name"
+    """By the name of each quantity that methods log: its spread; or null."""
     NUMBER = "number"
     NAME = "name"
     """A text, or null."""
@@ -41,6 +43,10 @@ class Shape(StrEnum):
                 return value is None or _is_spread(value, peers)
             case Shape.METRICS:
                 return _is_object_of(value, lambda spread: _is_metric(spread, peers))
+            case Shape.LOGGED:
+                return value is None or _is_object_of(
+                    value, lambda spread: _is_spread(spread, peers)
+                )
             case Shape.NUMBER:
                 return is_finite_number(value)
             case Shape.NAME | Shape.LINKS:
@@ -114,8 +120,8 @@ class Quantity:
         match self.shape:
             case Shape.PEERS if value:
                 return {self.name: value["mean"]}
-            case Shape.METRICS:
-                return {metric: spread["mean"] for metric, spread in value.items()}
+            case Shape.METRICS | Shape.LOGGED if value:
+                return {name: spread["mean"] for name, spread in value.items()}
             case Shape.NUMBER if value is not None:
                 return {self.name: value}
             case Shape.REASONS:
@@ -128,7 +134,7 @@ class Quantity:
         match self.shape:
             case Shape.PEERS if value:
                 return {self.name: value}
-            case Shape.METRICS:
+            case Shape.METRICS | Shape.LOGGED if value:
                 return dict(value)
         return {}
 

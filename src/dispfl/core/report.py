@@ -98,6 +98,8 @@ class Report:
         " the rule; the peer keeps its own weights",
         higher_is_better=False,
     )
+    logged: dict[str, float] = field(default_factory=dict)
+    """What the method logged (`Trainer.log`), by name."""
     distances: dict[str, float | None] | None = None
     """With a robust rule: the root mean square difference of each received model to the peer's own,
     on the weights that both hold; None without any.
@@ -179,6 +181,14 @@ PEER_QUANTITIES = (
     ),
 )
 """The attributes of a report that are recorded as spreads over peers."""
+LOGGED = Quantity(
+    "logged",
+    Shape.LOGGED,
+    "what the method logs with `trainer.log`, by name; only peers and rounds that log it have it",
+    summarized=True,
+)
 EVALUATIONS = tuple(quantity for quantity in PEER_QUANTITIES if quantity.evaluation)
-QUANTITIES = (SCORES, *PEER_QUANTITIES, *ROUND_QUANTITIES)
+QUANTITIES = (SCORES, *PEER_QUANTITIES, LOGGED, *ROUND_QUANTITIES)
 """All quantities of a line of `metrics.jsonl`."""
+TAKEN_NAMES = frozenset(quantity.name for quantity in QUANTITIES) | {"round", "peer", "metric"}
+"""Names that methods cannot log, besides those of the task's metrics."""

@@ -1,13 +1,16 @@
 """Local training of one peer in one round: steps under a mask, the gradient, and evaluation."""
 
+import re
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import cos, pi
-from numbers import Integral
+from math import cos, isfinite, pi
+from numbers import Integral, Real
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, SupportsFloat
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -26,7 +29,7 @@ from dispfl.core.optimizers import (
     sgd_step,
 )
 from dispfl.core.packed import Mask, WeightMask
-from dispfl.core.report import Report
+from dispfl.core.report import TAKEN_NAMES, Report
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
@@ -232,6 +235,8 @@ class Trainer:
     before_batch: Callable[[], None] = lambda: None
     """Called before every batch; an exception that it raises ends the step."""
     report: Report = field(default_factory=Report)
+    step_is_over: bool = False
+    """Whether the step is done, so that nothing more is recorded."""
 
     def __post_init__(self) -> None:
         self.batch_rng = self.stream("batches")
@@ -305,6 +310,35 @@ class Trainer:
         if self._noise is None:
             return None
         return torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise)
+
+    def log(self, name: str, value: SupportsFloat) -> None:
+        """Record a number of this peer in this round, under a name of your own.
+
+        It is in the run's metrics, data frames, trackers and reports, with its mean and standard
+        deviation over the peers that log it in the round. Log a name once in a step, and only where
+        there is a finite number.
+        """
+        problem = ""
+        number = _as_number(value)
+        if not isinstance(name, str) or not LOGGED_NAME.fullmatch(name):
+            problem = "a name has up to 64 letters, digits, - and _, and begins with a letter"
+        elif name in TAKEN_NAMES or name in {metric.name for metric in self.task.metrics}:
+            problem = "a run records another quantity under this name; use a name of your own"
+        elif name.endswith("_std"):
+            problem = "names that end in _std are those of standard deviations; use another name"
+        elif name in self.report.logged:
+            problem = "it is logged already in this step; log one number, such as the mean"
+        elif number is None or not isfinite(number):
+            problem = "it must be a finite number; log it only in rounds in which there is one"
+        elif self.step_is_over:
+            problem = "the peer's step is over; log in `step`"
+        if number is None or problem:
+            raise ConfigError(
+                f"Peer {self.peer}, round {self.t}: trainer.log({name!r}, {reprlib.repr(value)})"
+                f" cannot be recorded: {problem}.",
+                key="trainer.log",
+            )
+        self.report.logged[name] = number
 
     def learn(
         self,
@@ -598,6 +632,14 @@ class Trainer:
 
 
 EVALUATION_BATCH = 500
+LOGGED_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+def _as_number(value: object) -> float | None:
+    """Return a number, or the only element of a tensor or an array, as a float; else None."""
+    if isinstance(value, (Tensor, np.ndarray)) and len(value.reshape(-1)) == 1:
+        value = value.item()
+    return float(value) if isinstance(value, Real) else None
 
 
 def batch_count(samples: int, batch: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from dispfl.core.quantities import Quantity
+from dispfl.core.quantities import Quantity, ReportFigure, Shape
 from dispfl.core.report import QUANTITIES
 from dispfl.report.charts import Curve, line_chart
 from dispfl.report.comparison import (
@@ -36,6 +36,7 @@ def curves_section(results: ReportResults) -> Section:
     if sending:
         figures.append(_figure_by_traffic(results, evaluated))
     figures += _quantity_figures(results, "curves")
+    figures += _logged_figures(results)
     section.add(ColourLegend(evaluated), Figures(figures))
     if not sending:
         section.remark("No peer sends anything, so there is no curve against traffic.")
@@ -182,22 +183,38 @@ def masks_section(results: ReportResults) -> Section:
 
 def _quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
     """Yield a chart by round of each recorded quantity that is declared for a section."""
-    over = "seeds" if results.several_seeds else "peers"
     for quantity in QUANTITIES:
-        figure = quantity.figure
-        if figure is None or figure.section != section:
-            continue
-        curves = []
-        for row in results.rows:
-            curve = _quantity_curve(row, quantity, results.several_seeds)
-            if curve.x:
-                curves.append(curve)
-        if curves:
-            chart = line_chart(
-                curves, "communication round", figure.y_label, whole_x=True, x_word="round"
-            )
-            note = f"Mean over peers; the band is one standard deviation over {over}."
-            yield Figure(figure.title, chart, note)
+        if quantity.figure and quantity.figure.section == section:
+            yield from _figure(results, quantity, quantity.figure)
+
+
+def _figure(results: ReportResults, quantity: Quantity, figure: ReportFigure) -> Iterator[Figure]:
+    """Yield a chart of a quantity by round, if some row has it."""
+    curves = []
+    for row in results.rows:
+        curve = _quantity_curve(row, quantity, results.several_seeds)
+        if curve.x:
+            curves.append(curve)
+    if curves:
+        chart = line_chart(
+            curves, "communication round", figure.y_label, whole_x=True, x_word="round"
+        )
+        over = "seeds" if results.several_seeds else "peers"
+        note = f"Mean over peers; the band is one standard deviation over {over}."
+        yield Figure(figure.title, chart, note)
+
+
+def _logged_figures(results: ReportResults) -> Iterator[Figure]:
+    """Yield a chart by round of each quantity that a method logs."""
+    names: dict[str, None] = {}
+    for row in results.rows:
+        for run in row.runs:
+            for record in run.records:
+                names |= dict.fromkeys(record.get("logged") or {})
+    for name in names:
+        yield from _figure(
+            results, Quantity(f"logged.{name}", Shape.PEERS, name), ReportFigure("", name, name)
+        )
 
 
 def _quantity_curve(row: ComparisonRow, quantity: Quantity, band_over_seeds: bool) -> Curve:

@@ -280,6 +280,7 @@ def peer_step(
             _evaluate(context, trainer, after.model)
         if trainer.report.mask_change is None:
             trainer.report.mask_change = _mask_change(after)
+    trainer.step_is_over = True
     return StepResult(trainer.report, state=after)
 
 

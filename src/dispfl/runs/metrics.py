@@ -51,6 +51,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
     }
     for quantity in PEER_QUANTITIES:
         record[quantity.name] = spread([getattr(report, quantity.name) for report in reports])
+    record["logged"] = logged(reports)
     return record | {
         "busiest": busiest_node(result.ledger),
         "traffic": {node: list(up_down) for node, up_down in result.ledger.traffic().items()},
@@ -75,6 +76,14 @@ def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
             measure = {"higher_is_better": metric.higher_is_better, "format": metric.format}
             by_metric[metric.name] = measure | values
     return by_metric
+
+
+def logged(reports: Sequence[Report]) -> Metrics:
+    """Return the spread of each quantity that a method logged for some of the peers."""
+    names: dict[str, None] = {}
+    for report in reports:
+        names |= dict.fromkeys(report.logged)
+    return {name: spread([report.logged.get(name) for report in reports]) for name in names}
 
 
 def busiest_node(ledger: Ledger) -> Metrics:

@@ -11,7 +11,7 @@ from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.exchange import exchange_graph, task_senders
 from dispfl.round.round import global_model, initial_states, peer_step, task_state
-from dispfl.runs.metrics import Metrics, spread
+from dispfl.runs.metrics import Metrics, logged, spread
 
 
 def evaluate_newcomers(
@@ -20,17 +20,18 @@ def evaluate_newcomers(
     """Return the scores of the unseen peers after the run, for `summary.json`; None without any."""
     if not context.data.unseen:
         return None
-    scores = []
+    reports = []
     failures = []
     for name in sorted(context.data.unseen):
         report = personalize(context, states, server, name)
-        scores.append(report.score)
+        reports.append(report)
         if report.failure:
             failures.append(report.failure)
     return {
-        "peers": len(scores),
+        "peers": len(reports),
         "steps": context.simulation.unseen_steps,
-        "score": spread(scores),
+        "score": spread([report.score for report in reports]),
+        "logged": logged(reports),
         "failures": failures,
     }
 
