@@ -81,7 +81,7 @@ def test_noise_comes_after_clipping_and_is_not_clipped_itself() -> None:
 def test_a_step_with_noise_by_hand() -> None:
     weights, grad = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3.0, 4.0, 100.0])
     bits = torch.tensor([-1, -1, 0], dtype=torch.int32)  # the third is not kept
-    sgd_step(weights, grad, bits, 0.1, 0.5, 1.0, noise=torch.tensor([7.0, -7.0, 7.0]))
+    sgd_step(weights, grad, bits, 0.1, 0.5, 1.0, shift=torch.tensor([7.0, -7.0, 7.0]))
     # The gradient (3, 4) is clipped to (0.6, 0.8); decay adds 0.5 * (1, 2).
     assert weights.tolist() == pytest.approx(
         [1 - 0.1 * (0.6 + 7 + 0.5), 2 - 0.1 * (0.8 - 7 + 1.0), 0.0]

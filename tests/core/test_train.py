@@ -301,6 +301,28 @@ def test_the_proximal_term_comes_after_clipping_and_beside_weight_decay(
     assert learned.tolist() == pytest.approx([5 - 0.1 * (0.25 + 0.2 * 5 + 0.5 * 4)])
 
 
+def test_a_correction_is_added_to_every_gradient_after_clipping(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    correction = torch.tensor([2.0])
+    trainer = sloped(make_trainer, samples=3, clip_norm=0.25)
+    learned = trainer.learn(torch.tensor([5.0]), ONE, correction=correction)
+    assert learned.tolist() == pytest.approx([5 - 3 * 0.1 * (0.25 + 2)])
+    with_momentum = sloped(make_trainer, samples=2, momentum=0.5)
+    learned = with_momentum.learn(torch.tensor([5.0]), ONE, correction=correction)
+    assert learned.tolist() == pytest.approx([5 - 0.1 * (1 + 2) - 0.1 * 1.5 * (1 + 2)])
+    assert correction.tolist() == [2.0]
+
+
+def test_masked_weights_are_not_corrected(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    mask = torch.arange(67) % 2 == 0
+    for settings in (Train(epochs=1), Train(epochs=1, noise_std=0.1), Train(optimizer="adam")):
+        trainer = make_trainer(net(), settings=settings)
+        learned = trainer.learn(torch.where(mask, 1.0, 0.0), mask, correction=torch.ones(67))
+        assert not learned[~mask].any()
+        assert learned[mask].all()
+
+
 def test_a_proximal_term_of_0_equals_none_bit_for_bit_and_keeps_the_anchor(
     make_trainer: Callable[..., Trainer], net: Net
 ) -> None:

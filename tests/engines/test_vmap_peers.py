@@ -26,6 +26,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.vmap_peers import PeerGroups
 from dispfl.errors import ConfigError, RunError
+from dispfl.methods.apfl import APFL
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
@@ -82,6 +83,7 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
         (FedAvgFT(cohort=4), 2),
         (Ditto(cohort=4), 2),
         (FedFOMO(), 2),
+        (APFL(cohort=4), 2),
         (Uneven(), 2),
     ],
     ids=lambda value: value.name if isinstance(value, Method) else str(value),

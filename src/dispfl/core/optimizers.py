@@ -135,13 +135,14 @@ def sgd_step(
     weight_decay: float,
     clip_norm: float,
     prox: tuple[float, Tensor] | None = None,
-    noise: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> None:
     """Take one step in place on flat vectors.
 
-    Mask, clip, decay, apply the proximal term, descend, add noise. Without `bits` nothing is
-    masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the dense
-    gradient before they mask it (docs/deviations.md).
+    Mask, clip, decay, apply the proximal term, descend. `shift` is added to the clipped gradient:
+    noise, or a correction. Without `bits` nothing is masked. Deviations 7 and 12: the paper does not
+    mention clipping, and the authors clip the dense gradient before they mask it
+    (docs/deviations.md).
     """
     if bits is not None:
         keep_(grad, bits)
@@ -155,10 +156,10 @@ def sgd_step(
         weights.addcmul_(grad, scale, value=-lr)
     else:
         weights.add_(grad, alpha=-lr * scale)
-    if noise is not None:
+    if shift is not None:
         if bits is not None:
-            keep_(noise, bits)
-        weights.add_(noise, alpha=-lr)
+            keep_(shift, bits)
+        weights.add_(shift, alpha=-lr)
 
 
 def optimizer_step(
@@ -167,11 +168,11 @@ def optimizer_step(
     bits: Tensor | None,
     clip_norm: float,
     prox: tuple[float, Tensor] | None = None,
-    noise: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> None:
     """Take one step of an optimizer on a flat parameter.
 
-    Mask, clip, add the proximal term and noise, update, mask. Weight decay is the optimizer's.
+    Mask, clip, add the proximal term and the shift, update, mask. Weight decay is the optimizer's.
     """
     grad = flat.grad
     assert grad is not None
@@ -181,9 +182,9 @@ def optimizer_step(
         grad.mul_(clip_scale(grad, clip_norm))
     if prox is not None:
         grad.add_(flat.detach() - prox[1], alpha=prox[0])
-    if noise is not None:
-        grad.add_(noise)
-    if bits is not None and (prox is not None or noise is not None):
+    if shift is not None:
+        grad.add_(shift)
+    if bits is not None and (prox is not None or shift is not None):
         keep_(grad, bits)
     optimizer.step()
     if bits is not None:

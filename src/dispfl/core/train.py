@@ -311,6 +311,16 @@ class Trainer:
             return None
         return torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise)
 
+    def draw_shift(self, correction: Tensor | None = None) -> Tensor | None:
+        """Return what one step adds to its clipped gradient: noise, a correction, both or None."""
+        noise = self.draw_noise(self.network.weights.numel())
+        if noise is None:
+            return correction
+        noise = self.network.to_device(noise)
+        if correction is not None:
+            noise.add_(correction)
+        return noise
+
     def log(self, name: str, value: SupportsFloat) -> None:
         """Record a number of this peer in this round, under a name of your own.
 
@@ -350,6 +360,7 @@ class Trainer:
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        correction: Tensor | None = None,
         only: Part | None = None,
         name: str = "model",
     ) -> Tensor:
@@ -359,8 +370,9 @@ class Trainer:
         weight decay added, and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) +
         N(0, sigma^2 I)); or with another optimizer of the settings in place of SGD. By default: the
         settings' epochs or steps, all training samples, this round's learning rate. `prox` = (mu,
-        w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several
-        models names them, so that each has its own moments.
+        w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss; `correction` is added to every
+        gradient, after clipping. A method that trains several models names them, so that each has
+        its own moments.
 
         `only` trains a part of the weights: patterns of parameters' names, "head" and "norm", or a
         flag for each weight of the whole network. The rest is frozen at its value, and so are its
@@ -378,6 +390,8 @@ class Trainer:
         self._begin(weights, part)
         bits = self._bits
         anchor = prox and (prox[0], network.to_device(prox[1]))
+        if correction is not None:
+            correction = network.to_device(correction.clone())
         optimizer, flat = self._optimizer(lr)
         packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
         moments = self.moments.get(name, Moments(packed, {}))
@@ -387,14 +401,12 @@ class Trainer:
         losses = []
         for x, y in self.batches(epochs, steps=steps, samples=samples):
             losses.append(self.backward(x, y))
-            noise = self.draw_noise(weights.numel())
-            if noise is not None:
-                noise = network.to_device(noise)
+            shift = self.draw_shift(correction)
             if optimizer is not None:
-                optimizer_step(optimizer, flat, bits, clip_norm, anchor, noise)
+                optimizer_step(optimizer, flat, bits, clip_norm, anchor, shift)
             else:
                 w = network.weights
-                sgd_step(w, network.grad, bits, lr, s.weight_decay, clip_norm, anchor, noise)
+                sgd_step(w, network.grad, bits, lr, s.weight_decay, clip_norm, anchor, shift)
             self.restore_frozen()
 
         learned = self.end(torch.stack(losses).mean())

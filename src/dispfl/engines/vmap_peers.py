@@ -109,14 +109,16 @@ class StackedTrainer(Trainer):
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        correction: Tensor | None = None,
         only: Part | None = None,
         name: str = "model",
     ) -> Tensor:
         """Train as `Trainer.learn`, up to rounding.
 
-        With samples of its own or a proximal term, it trains alone.
+        With samples of its own, a proximal term or a correction, it trains alone.
         """
-        if self.defer is None or samples is not None or prox is not None:
+        stackable = samples is None and prox is None and correction is None
+        if self.defer is None or not stackable:
             return super().learn(
                 weights,
                 mask,
@@ -125,6 +127,7 @@ class StackedTrainer(Trainer):
                 samples=samples,
                 lr=lr,
                 prox=prox,
+                correction=correction,
                 only=only,
                 name=name,
             )

@@ -99,7 +99,5 @@ def mixture(alpha: float, v: Tensor, w: Tensor) -> Tensor:
 def descend_(weights: Tensor, trainer: Trainer, lr: float) -> None:
     """Take a step of plain SGD along the network's gradient, in place, as `Trainer.learn` does."""
     s = trainer.settings
-    noise = trainer.draw_noise(weights.numel())
-    if noise is not None:
-        noise = trainer.network.to_device(noise)
-    sgd_step(weights, trainer.network.grad, None, lr, s.weight_decay, s.clip_norm, noise=noise)
+    shift = trainer.draw_shift()
+    sgd_step(weights, trainer.network.grad, None, lr, s.weight_decay, s.clip_norm, shift=shift)
