@@ -78,6 +78,9 @@ class LastLine:
 
 
 DENSE = 105_962
+HEAD = 64 * 10 + 10
+HEAD_FORWARD = 2 * 64 * 10 + 10
+FORWARD = 257_325_840 // (3 * 2 * 60)
 EPOCHS = 2 * 257_325_840  # of two peers, two epochs each
 LAST_LINES = {
     "fedavg": LastLine(
@@ -136,12 +139,40 @@ LAST_LINES = {
         flops=EPOCHS,
         values=2 * DENSE,
     ),
+    "fedper": LastLine(
+        "method.cohort=3",
+        [0.78, 0.38, 0.74, 0.64],
+        [None, 1.1091, 1.5618, 1.3278],
+        flops=3 * EPOCHS // 2,
+        values=3 * (DENSE - HEAD),
+    ),
+    "fedrep": LastLine(
+        "method.cohort=3",
+        [0.76, 0.36, 0.46, 0.66],
+        [None, 1.3973, 1.2965, 0.9889],
+        flops=890_316_360,
+        values=3 * (DENSE - HEAD),
+    ),
+    "fedbn": LastLine(
+        "method.cohort=3",
+        [0.66, 0.38, 0.84, 0.68],
+        [None, 1.3688, 1.1920, 1.3326],
+        flops=3 * EPOCHS // 2,
+        values=3 * (DENSE - 2 * (16 + 32)),  # the scales and shifts of two group norms
+    ),
     "apfl": LastLine(
         "method.cohort=3",
         [0.76, 0.56, 0.68, 0.60],
         [None, 1.2761, 0.9439, 1.1657],
         flops=3 * EPOCHS,  # three peers, two models each
         values=3 * DENSE,
+    ),
+    "fedala": LastLine(
+        "method.cohort=4",
+        [0.84, 0.46, 0.84, 0.76],
+        [0.9754, 1.5985, 0.8833, 1.3746],
+        flops=2 * EPOCHS + 4 * 48 * (FORWARD + HEAD_FORWARD),  # W is learnt on 48 of 60 samples
+        values=4 * DENSE,
     ),
 }
 

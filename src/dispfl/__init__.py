@@ -49,9 +49,13 @@ if TYPE_CHECKING:
     from dispfl.methods.dispfl import DisPFL as DisPFL
     from dispfl.methods.ditto import Ditto as Ditto
     from dispfl.methods.dpsgd import DPSGD as DPSGD
+    from dispfl.methods.fedala import FedALA as FedALA
     from dispfl.methods.fedavg import FedAvg as FedAvg
+    from dispfl.methods.fedbn import FedBN as FedBN
     from dispfl.methods.fedfomo import FedFOMO as FedFOMO
     from dispfl.methods.fedprox import FedProx as FedProx
+    from dispfl.methods.fedrep import FedPer as FedPer
+    from dispfl.methods.fedrep import FedRep as FedRep
     from dispfl.methods.finetuned import DPSGDFT as DPSGDFT
     from dispfl.methods.finetuned import FedAvgFT as FedAvgFT
     from dispfl.methods.local import Local as Local
@@ -90,10 +94,14 @@ _MODULES = {
     "EarlyStopping": "runs.callbacks",
     "Experiment": "experiment",
     "Exponential": "topology",
+    "FedALA": "methods.fedala",
     "FedAvg": "methods.fedavg",
     "FedAvgFT": "methods.finetuned",
+    "FedBN": "methods.fedbn",
     "FedFOMO": "methods.fedfomo",
+    "FedPer": "methods.fedrep",
     "FedProx": "methods.fedprox",
+    "FedRep": "methods.fedrep",
     "Federation": "federation",
     "Full": "topology",
     "GossipMethod": "methods.base",

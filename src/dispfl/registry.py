@@ -151,7 +151,11 @@ METHODS: "Registry[Method]" = Registry(
         "dpsgd": "dispfl.methods.dpsgd:DPSGD",
         "dpsgd-ft": "dispfl.methods.finetuned:DPSGDFT",
         "fedprox": "dispfl.methods.fedprox:FedProx",
+        "fedper": "dispfl.methods.fedrep:FedPer",
+        "fedrep": "dispfl.methods.fedrep:FedRep",
+        "fedbn": "dispfl.methods.fedbn:FedBN",
         "apfl": "dispfl.methods.apfl:APFL",
+        "fedala": "dispfl.methods.fedala:FedALA",
     },
 )
 TOPOLOGIES: "Registry[Topology]" = Registry(

@@ -377,12 +377,9 @@ def test_a_sparse_layer_costs_in_proportion_to_what_it_keeps() -> None:
     assert cost_of(nn.Linear(3, 2), 3).sparse([4, 1]) == 2 * 4 + 1
 
 
-def test_a_local_training_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> (
-    None
-):
+def test_a_local_training_is_three_passes_over_every_sample() -> None:
     cost = cost_of(nn.Linear(3, 2), 3)  # dense 14, with 4 and 1 kept 9
-    assert cost.local_training([4, 1], samples=500) == 3 * 5 * 100 * 9
-    assert cost.local_training([4, 1], samples=500, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
+    assert cost.training([4, 1], samples=500) == 3 * 5 * 100 * 9
 
 
 def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_density() -> None:
@@ -396,10 +393,9 @@ def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_de
         kept_count(size, densities[name])
         for name, size in zip(layout.names, layout.sizes, strict=True)
     ]
-    assert cost.local_training(layout.sizes, samples=2500) == pytest.approx(8.33e12, rel=1e-3)
-    assert cost.local_training(kept, samples=2500, search_batch=128) == pytest.approx(
-        7.06e12, rel=1e-3
-    )
+    assert cost.training(layout.sizes, samples=2500) == pytest.approx(8.33e12, rel=1e-3)
+    search = cost.training(layout.sizes, samples=128)
+    assert cost.training(kept, samples=2500) + search == pytest.approx(7.06e12, rel=1e-3)
 
 
 def test_counting_does_not_load_torchs_compiler() -> None:

@@ -30,8 +30,10 @@ from dispfl.methods.apfl import APFL
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
+from dispfl.methods.fedala import FedALA
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.fedfomo import FedFOMO
+from dispfl.methods.fedrep import FedRep
 from dispfl.methods.finetuned import FedAvgFT
 from dispfl.round.context import PeerTask, RunContext
 
@@ -84,6 +86,8 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
         (Ditto(cohort=4), 2),
         (FedFOMO(), 2),
         (APFL(cohort=4), 2),
+        (FedRep(cohort=4), 2),
+        (FedALA(cohort=4), 3),
         (Uneven(), 2),
     ],
     ids=lambda value: value.name if isinstance(value, Method) else str(value),

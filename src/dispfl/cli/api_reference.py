@@ -32,7 +32,8 @@ SECTIONS = (
         "Methods",
         "Method GossipMethod ServerMethod PeerState Neighbourhood Density spread_densities "
         "check_method",
-        "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT FedProx APFL",
+        "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT "
+        "FedProx FedPer FedRep FedBN APFL FedALA",
         "A method of your own derives from `GossipMethod` or `ServerMethod`: see [Extend "
         "it](../extend.md).",
     ),

@@ -140,9 +140,10 @@ def sgd_step(
     """Take one step in place on flat vectors.
 
     Mask, clip, decay, apply the proximal term, descend. `shift` is added to the clipped gradient:
-    noise, or a correction. Without `bits` nothing is masked. Deviations 7 and 12: the paper does not
-    mention clipping, and the authors clip the dense gradient before they mask it
-    (docs/deviations.md).
+    noise, or a correction. Without `bits` nothing is masked.
+
+    Deviations 7 and 12: the paper does not mention clipping, and the authors clip the dense
+    gradient before they mask it (docs/deviations.md).
     """
     if bits is not None:
         keep_(grad, bits)

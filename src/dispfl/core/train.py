@@ -156,8 +156,11 @@ class Train(Settings):
         return (epochs or self.epochs) * self.steps_per_epoch(samples)
 
     def samples_trained(self, samples: int, epochs: int | None = None) -> int:
-        """Return how many samples these steps pass forward and backward; SAM passes each twice."""
-        steps = self.local_steps(samples, epochs)
+        """Return how many samples a round passes forward and backward; SAM passes each twice."""
+        return self.samples_of_steps(samples, self.local_steps(samples, epochs))
+
+    def samples_of_steps(self, samples: int, steps: int) -> int:
+        """Return how many of so many samples these steps pass forward and backward."""
         full_epochs, last_steps = divmod(steps, self.steps_per_epoch(samples))
         in_batches = full_epochs * samples + last_steps * min(self.batch_size, samples)
         return self.passes_per_step * in_batches

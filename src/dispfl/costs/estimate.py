@@ -274,8 +274,10 @@ def _local_training(
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
-    trained = method.samples_trained(inputs.train, samples)
-    return forward.local_training(kept, trained, min(search, samples))
+    operations = forward.training(forward.sizes, min(search, samples))
+    for passes in method.training_passes(inputs.train, samples, inputs.layout, kept):
+        operations += forward.training(passes.kept, passes.samples, passes.trained)
+    return operations
 
 
 def links(context: RunContext) -> Iterator[tuple[str, str]]:

@@ -92,10 +92,6 @@ class ForwardCost:
                 operations += input_operations
         return round(operations)
 
-    def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
-        """Return the operations of a peer's round, with a dense batch to search the next mask."""
-        return self.training(kept, samples) + self.training(self.sizes, search_batch)
-
     @property
     def omission(self) -> str | None:
         """A sentence about what is not counted; None if everything is."""

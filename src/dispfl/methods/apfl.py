@@ -1,14 +1,16 @@
 """APFL: each peer mixes the global model with a local one, in a proportion that it learns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from dispfl.core.layout import Layout
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Passes
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState, ServerMethod
 from dispfl.methods.fedavg import averaged_uploads
@@ -82,8 +84,10 @@ class APFL(Robust, ServerMethod):
         upload = PackedModel.pack(w.cpu(), mask)
         return PeerState(model, model.mask, trainer.buffers, memory, upload=upload)
 
-    def samples_trained(self, train: Train, samples: int) -> int:
-        return 2 * train.samples_trained(samples)
+    def training_passes(
+        self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
+    ) -> list[Passes]:
+        return [Passes(2 * train.samples_trained(samples), list(kept))]
 
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import Mask, PackedModel, WeightMask
+from dispfl.core.report import Passes
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
@@ -115,12 +116,14 @@ class Method(Component):
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
 
-    def samples_trained(self, train: Train, samples: int) -> int:
-        """Return how many of so many samples a peer passes forward and backward in a round.
+    def training_passes(
+        self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
+    ) -> list[Passes]:
+        """Return what a peer with so many samples and kept weights trains in a round.
 
-        A sample counts as often as it is passed. For estimates of costs.
+        Costs are estimated from it; a run counts what it does (`Report.passes`).
         """
-        return train.samples_trained(samples)
+        return [Passes(train.samples_trained(samples), list(kept))]
 
     def training_rounds(
         self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]

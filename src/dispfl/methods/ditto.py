@@ -1,11 +1,13 @@
 """Ditto: a global model as in FedAvg, and personal models that are pulled towards it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Passes
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState, ServerMethod
 from dispfl.methods.fedavg import averaged_uploads
@@ -51,10 +53,13 @@ class Ditto(Robust, ServerMethod):
     def private_steps(self, train: Train, samples: int) -> int:
         return sum(self._steps(train, samples))
 
-    def samples_trained(self, train: Train, samples: int) -> int:
-        if train.steps is not None:
-            return train.samples_trained(samples)
-        return train.samples_trained(samples, self.global_epochs + self.personal_epochs)
+    def training_passes(
+        self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
+    ) -> list[Passes]:
+        passes = []
+        for steps in self._steps(train, samples):
+            passes.append(Passes(train.samples_of_steps(samples, steps), list(kept)))
+        return passes
 
     def _steps(self, train: Train, samples: int) -> tuple[int, int]:
         """Return the steps of the global and of the personal model."""

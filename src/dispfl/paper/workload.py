@@ -58,7 +58,11 @@ def samples_trained(experiment: Experiment) -> float:
     if isinstance(method, DisPFL) and method.searches_by_gradient:
         search = min(train.batch_size, samples)
 
-    samples_per_peer = method.samples_trained(train, samples) + search
+    spec = describe(experiment.data.name)
+    layout, _ = network(experiment.model, spec.shape, spec.classes)
+    samples_per_peer = search
+    for passes in method.training_passes(train, samples, layout, layout.sizes):
+        samples_per_peer += passes.samples
     return experiment.rounds * peers * samples_per_peer + samples_evaluated(experiment)
 
 

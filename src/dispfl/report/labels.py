@@ -16,7 +16,11 @@ METHOD_LABELS = {
     "dpsgd": "D-PSGD",
     "dpsgd-ft": "D-PSGD-FT",
     "fedprox": "FedProx",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "fedbn": "FedBN",
     "apfl": "APFL",
+    "fedala": "FedALA",
 }
 """The names of the methods in their papers; other methods keep their own name."""
 IGNORED_KEYS = {
