@@ -51,9 +51,11 @@ def test_the_mixing_weight_takes_one_step_in_a_round(
 ) -> None:
     """The slope of the loss in alpha is (v - w) times the gradient of the mixture, 4 * 3."""
     context = one_sample(make_context, lr=0.01, epochs=2)
-    after = APFL().step(trainer_for(context), remembering(5.0, 0.5), dense(1.0))
+    trainer = trainer_for(context)
+    after = APFL().step(trainer, remembering(5.0, 0.5), dense(1.0))
     alpha = 0.5 - 0.01 * 4.0 * 3.0
     assert float(after.memory[ALPHA]) == pytest.approx(alpha)
+    assert trainer.report.logged == {"alpha": pytest.approx(alpha)}
     v_1 = 5.0 - 0.01 * 0.5 * 3.0
     w_1 = 1.0 - 0.01 * 1.0
     v_2 = v_1 - 0.01 * alpha * (alpha * v_1 + (1 - alpha) * w_1)

@@ -79,6 +79,7 @@ class APFL(Robust, ServerMethod):
         network.load(mixture(alpha, v, w), trainer.buffers)
         v_bar = trainer.end(torch.stack(losses).mean())
         trainer.check_finite(w, "weights of the global model")
+        trainer.log("alpha", alpha)
         model = PackedModel.pack(v_bar, mask)
         memory = {LOCAL: v.cpu(), ALPHA: torch.tensor(alpha)}
         upload = PackedModel.pack(w.cpu(), mask)
