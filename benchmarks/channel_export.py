@@ -18,7 +18,7 @@ from dispfl import DisPFL
 from dispfl.core.flat_module import FlatModule
 from dispfl.data.catalogue import describe
 from dispfl.export.card import Card
-from dispfl.export.formats import OUTPUT, save_model
+from dispfl.export.formats import save_model
 from dispfl.models.settings import Model
 from measure import best_times, report
 
@@ -48,7 +48,7 @@ def inference(path: Path, batch: int) -> Callable[[], object]:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     input_name = session.get_inputs()[0].name
     images = torch.rand(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0)).numpy()
-    return lambda: session.run([OUTPUT], {input_name: images})
+    return lambda: session.run(["probabilities"], {input_name: images})
 
 
 def main(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import ConfigError
-from dispfl.experiment import Experiment, RunSettings
+from dispfl.experiment import DEFAULTS_OF_TASKS, Experiment, RunSettings
 from dispfl.files import read_regular
 from dispfl.registry import CUSTOM_KEYS, REGISTRIES, as_table, settings_classes
 from dispfl.settings import OTHER_WORDS, Settings, did_you_mean
@@ -61,7 +61,16 @@ def compose_values(
     for source in (config, overrides):
         check_keys(kind, source)
     overrides = _with_custom_tables(config, overrides)
-    return _overlay(kind, _overlay(kind, _default_tables(kind), config), overrides)
+    defaults = _default_tables(kind)
+    task = str({**config, **overrides}.get("task", ""))
+    defaults |= {key: {"name": name} for key, name in _defaults_of(kind, task).items()}
+    return _overlay(kind, _overlay(kind, defaults, config), overrides)
+
+
+def _defaults_of(kind: type[RunSettings], task: str) -> dict[str, str]:
+    """Return the components that fit a task, by table."""
+    components = DEFAULTS_OF_TASKS.get(task, {})
+    return {key: name for key, name in components.items() if key in kind.model_fields}
 
 
 def check_keys(kind: type[RunSettings], keys: Iterable[str]) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from dispfl.core.flat_module import Precision, resolve_device
-from dispfl.core.metric import as_metric, as_metrics
-from dispfl.core.task import Task
+from dispfl.core.metric import METRICS, as_metric
+from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import CustomData, Data
@@ -36,13 +36,19 @@ from dispfl.robust.attacks import Attack, AttackName
 from dispfl.robust.averages import check_byzantine, check_mixing_weights, check_protects
 from dispfl.settings import Settings
 from dispfl.topology import MAX_PEERS, RandomRegular, Topology
-from dispfl.user_functions import import_reference
+from dispfl.user_functions import checked_name, import_reference
 from dispfl.wire.codec import Wire
 
 if TYPE_CHECKING:
     from dispfl.runs.callbacks import Callback
     from dispfl.runs.run import Run
 
+DEFAULTS_OF_TASKS: dict[str, dict[str, str]] = {
+    "regression": {"partition": "iid"},
+    "multilabel": {"partition": "iid"},
+    "segmentation": {"partition": "iid", "model": "unet"},
+}
+"""Defaults of tasks without one class for each sample, by which samples could be divided."""
 EngineName = Literal["inprocess", "ray"]
 
 
@@ -60,9 +66,14 @@ class RunSettings(Settings):
     """Evaluation interval, in rounds; models are also evaluated after the last round."""
     eval_train: bool = False
     """Evaluate the models on their peers' training data too, to see how well they generalize."""
+    task: TaskName = "classification"
+    """What is learned: one class of each sample, numbers (regression), any number of labels
+    (multilabel), or the class of each pixel (segmentation)."""
+    loss: str | None = None
+    """`module:function` of outputs and labels, in place of the task's loss; it needs a `metric`."""
     metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
     """What is measured on test data: names of built-in metrics, or `module:function`; the first is
-    the main one."""
+    the main one. The default is that of the task."""
     device: str = "cpu"
     """Where peers train: cpu, cuda, cuda:1, mps, or auto for the fastest that the machine has."""
     precision: Precision = "float32"
@@ -105,6 +116,26 @@ class RunSettings(Settings):
             )
         return kind(**value)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _metric_of_task(cls, values: Any) -> Any:
+        """Choose the metrics of the task where none are given."""
+        if not isinstance(values, dict) or values.get("metric") is not None:
+            return values
+        if values.get("loss") is not None:
+            raise ConfigError(
+                f"loss is {values['loss']}, which needs a metric that fits it: give metric=rmse,"
+                f" another of {', '.join(METRICS)}, or module:function.",
+                key="metric",
+            )
+        task = values.get("task", "classification")
+        return {**values, "metric": TASK_METRICS.get(task, ("accuracy",))}
+
+    @field_validator("loss")
+    @classmethod
+    def _names_a_function(cls, loss: str | None) -> str | None:
+        return loss and checked_name(loss)
+
     @field_validator("metric", mode="before")
     @classmethod
     def _check_metrics(cls, value: Any) -> Any:
@@ -139,13 +170,16 @@ class RunSettings(Settings):
                 content[key]["name"] = registry.name_of(getattr(self, key))
         return content
 
-    def task(self, folder: Path | None = None) -> Task:
-        """Return the loss and the metrics; a user's own metric is imported from the folder."""
+    def make_task(self, folder: Path | None = None) -> Task:
+        """Return the loss and the metrics; a user's own ones are imported from the folder."""
+        loss = None
+        if self.loss is not None:
+            loss = import_reference("loss", self.loss, folder)
         metrics = []
         for name in self.metric:
             is_reference = ":" in name
             metrics.append(import_reference("metric", name, folder) if is_reference else name)
-        return Task(metrics=as_metrics(metrics))
+        return Task.of(loss, metrics, self.task)
 
     def attack_among(self, roster: Sequence[str]) -> Attack | None:
         """Return the simulated attack and its Byzantine peers; None without one."""
@@ -262,6 +296,14 @@ class Experiment(Simulation, NamedSettings):
     """A complete description of a simulated run."""
 
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_task(cls, values: Any) -> Any:
+        """Choose a partition and a network that fit the task, where none are given."""
+        if not isinstance(values, dict):
+            return values
+        return {**DEFAULTS_OF_TASKS.get(values.get("task", ""), {}), **values}
 
     def model_post_init(self, context: Any, /) -> None:
         """Fit the settings to each other as `Simulation` does; a column may name the peers."""

@@ -15,7 +15,7 @@ from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators
 from dispfl.core.samples import PeerData
-from dispfl.core.task import Task
+from dispfl.core.task import Loss, Task
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment, Simulation
@@ -70,10 +70,11 @@ class Federation:
             reference (`"my_module:Mine"`) or a dict (`{"name": "dispfl", "density": 0.2}`).
         topology: in the same ways: `Ring()`, `"ring"`, ... Or a graph, in which rows receive from
             columns: an adjacency matrix, a networkx graph, or a list of these, one for each round.
-        loss: a function of outputs and labels; cross-entropy by default.
+        loss: a function of outputs and labels; by default that of `task="classification"`,
+            `"regression"`, `"multilabel"` or `"segmentation"`. Labels are used as they are.
         metric: a `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says
             whether a higher value is better, or a list of these, the main one first. By default
-            the accuracy of a classification.
+            those of the task.
         optimizer: a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of
             them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
         init: the weights that all peers start from, as a module or its state dict.
@@ -94,7 +95,7 @@ class Federation:
         method: Method | str | Mapping[str, Any] = "dispfl",
         topology: Topology | str | Mapping[str, Any] | Any = "random",
         *,
-        loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
+        loss: Loss | None = None,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
         init: nn.Module | Mapping[str, Tensor] | None = None,
@@ -115,7 +116,7 @@ class Federation:
             topology = GraphTopology(topology)
         settings |= {"method": method, "topology": topology}
         simulation = Simulation(**settings, peers=len(peers), unseen_peers=len(unseen_peers))
-        task = Task.of(loss, metric)
+        task = Task.of(loss, metric, simulation.task)
         metrics = tuple(metric.name for metric in task.metrics)  # also those of the user's own
 
         data = _peers_data("peers", peers, peer_names(len(peers)))

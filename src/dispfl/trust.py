@@ -56,6 +56,8 @@ def named_code(config: Mapping[str, Any]) -> Code:
         factory = as_table(key, config[key]).get("factory")
         if factory is not None:
             code.append((f"{key}.factory", str(factory)))
+    if config.get("loss") is not None:
+        code.append(("loss", str(config["loss"])))
     metrics = config.get("metric", ())
     for name in metrics if isinstance(metrics, list | tuple) else [metrics]:
         if isinstance(name, str) and ":" in name:

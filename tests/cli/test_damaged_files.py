@@ -34,8 +34,8 @@ from dispfl.data.readers.table import read_arrays, read_rows, read_table
 from dispfl.errors import DataError, DispflError
 from dispfl.export import predict_process
 from dispfl.export.card import Card
-from dispfl.export.classifier import read_image
 from dispfl.export.formats import load_model
+from dispfl.export.predictor import read_image
 from dispfl.runs.execute import ExperimentRun
 
 TINY = [

@@ -124,7 +124,7 @@ def test_float64_inputs_and_small_integer_labels_are_converted(site: Path, code:
             "return (torch.ones(4, 2), torch.ones(4)), None",
             (
                 "The training data of data.factory mine:load must have one integer as the label of"
-                " a sample, got torch.float32 of shape []."
+                " a sample, got torch.float32 of shape []. To learn numbers, set task=regression."
             ),
         ),
         (

@@ -361,7 +361,7 @@ def test_labels_that_cannot_be_split_are_refused(
     train: Tensor, test: Tensor, sentence: str
 ) -> None:
     with pytest.raises(PartitionError) as refused:
-        IID().split(train, test, 1, rng=seeded())
+        Dirichlet().split(train, test, 1, rng=seeded())
     assert str(refused.value) == sentence
 
 

@@ -23,6 +23,7 @@ def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:
         "shape": "[1, 28, 28]",
         "mean": "[0.25]",
         "std": "[0.5]",
+        "task": "classification",
         "model": '{"name": "vgg11", "init": "torch"}',
         "method": "dispfl",
         "seed": "7",

@@ -18,9 +18,9 @@ from dispfl.data.labelled import ImageDataset
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export import formats
 from dispfl.export.card import Card
-from dispfl.export.classifier import DeployedModel
 from dispfl.export.formats import load_model, save_model
 from dispfl.export.personal import PersonalModel
+from dispfl.export.predictor import DeployedModel
 from dispfl.models.settings import Model
 from dispfl.runs.directory import final_states, read_metrics, read_split
 
@@ -46,7 +46,7 @@ def test_a_file_gives_the_card_and_torchs_probabilities_for_any_batch_size(
         images = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
             expected = DeployedModel(personal.network, personal.card)(images)
-        assert torch.allclose(model.probabilities(images), expected, atol=1e-6)
+        assert torch.allclose(model.outputs(images), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -59,9 +59,7 @@ def test_the_accuracy_on_the_peers_test_images_is_the_runs(
     assert saved is not None
     rows = saved[0].test[1]
     guesses = (
-        load_model(exported(ending), trust=True)
-        .probabilities(data.test_inputs[rows] / 255)
-        .argmax(1)
+        load_model(exported(ending), trust=True).outputs(data.test_inputs[rows] / 255).argmax(1)
     )
     right = int((guesses == data.test_labels[rows]).sum())
     assert right / len(rows) == read_metrics(finished)[-1]["scores"]["accuracy"]["per_peer"][1]

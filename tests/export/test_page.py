@@ -87,4 +87,4 @@ def test_a_custom_network_is_exported_from_python(
     assert model.card == names["card"]
     with torch.no_grad():
         expected = names["run"].model(3)(names["inputs"][3]).softmax(1)
-    assert torch.allclose(model.probabilities(names["images"][3]), expected, atol=1e-5)
+    assert torch.allclose(model.outputs(names["images"][3]), expected, atol=1e-5)

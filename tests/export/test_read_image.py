@@ -9,7 +9,7 @@ from messages import refused
 from PIL import Image
 
 from dispfl.errors import DataError
-from dispfl.export.classifier import read_image
+from dispfl.export.predictor import read_image
 
 
 def save(path: Path, mode: str, size: tuple[int, int], *pixels: Any) -> Path:

@@ -27,9 +27,9 @@ from dispfl.data.labelled import ImageDataset
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DataError, RunError
 from dispfl.export.card import Card
-from dispfl.export.classifier import DeployedModel
 from dispfl.export.formats import NORM_GROUPS, load_model, save_model
 from dispfl.export.personal import PersonalModel, personal_model, site_model
+from dispfl.export.predictor import DeployedModel
 from dispfl.models.settings import Model
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
@@ -170,7 +170,7 @@ def test_a_file_computes_what_the_masked_whole_network_does_and_has_the_runs_acc
     images = data.test_inputs[rows] / 255
     with masked(small.whole(), small.mask) as whole, torch.no_grad():
         expected = DeployedModel(whole, model.card)(images)
-    probabilities = model.probabilities(images)
+    probabilities = model.outputs(images)
     assert torch.allclose(probabilities, expected, atol=1e-5)
     right = int((probabilities.argmax(1) == data.test_labels[rows]).sum())
     assert right / len(rows) == model.card.score
@@ -239,7 +239,7 @@ def test_a_federation_made_in_python_gives_the_small_network_and_saves_it(tmp_pa
     with torch.no_grad():
         expected = network(images[1]).softmax(1)
     assert torch.allclose(
-        load_model(tmp_path / "small.safetensors").probabilities(images[1]), expected, atol=1e-6
+        load_model(tmp_path / "small.safetensors").outputs(images[1]), expected, atol=1e-6
     )
 
 

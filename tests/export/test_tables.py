@@ -99,7 +99,7 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(
     classifier = load_model(path, trust=True)
     assert classifier.card == personal.card
     raw = torch.tensor([[float(age), float(more)] for age, more, _ in ROWS[40:]])
-    assert torch.allclose(classifier.probabilities(raw), expected, atol=1e-5)
+    assert torch.allclose(classifier.outputs(raw), expected, atol=1e-5)
     predictions = classifier.predict([clinic.folder / "others.csv"])
     assert [one.guesses[0][0] for one in predictions] == [
         personal.card.classes[k] for k in expected.argmax(1)
@@ -134,7 +134,7 @@ def test_a_table_that_changes_after_training_does_not_change_the_exported_model(
     for name in ("after", "missing"):
         after = load_model(tmp_path / f"{name}.safetensors")
         assert after.card == before.card
-        assert torch.equal(after.probabilities(patient), before.probabilities(patient))
+        assert torch.equal(after.outputs(patient), before.outputs(patient))
 
 
 def test_the_models_of_a_simulation_keep_the_scaling_that_they_were_trained_with(

@@ -9,7 +9,7 @@ from torch import nn
 
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
-from dispfl.models.settings import MODELS, Model
+from dispfl.models.settings import FOR_PIXELS, MODELS, Model
 
 
 def built(name: str, channels: int, classes: int, size: int) -> nn.Module:
@@ -26,6 +26,7 @@ def built(name: str, channels: int, classes: int, size: int) -> nn.Module:
         ("resnet18", 3, 200, 64, 11_271_432),
         ("vgg11", 3, 10, 32, 9_231_114),
         ("cnn", 1, 10, 28, 105_962),
+        ("unet", 3, 2, 32, 118_930),
     ],
 )
 def test_parameter_counts(
@@ -40,7 +41,8 @@ def test_a_batch_of_two_gives_one_output_per_class(
     name: str, channels: int, classes: int, size: int
 ) -> None:
     images = torch.empty(2, channels, size, size, device="meta")
-    assert built(name, channels, classes, size)(images).shape == (2, classes)
+    pixels = (size, size) if name in FOR_PIXELS else ()
+    assert built(name, channels, classes, size)(images).shape == (2, classes, *pixels)
 
 
 @pytest.mark.parametrize("size", [27, 28, 29, 30])

@@ -1,4 +1,4 @@
-"""`dispfl export` writes a peer's model as a file; `dispfl predict` classifies with it."""
+"""`dispfl export` writes a peer's model as a file; `dispfl predict` uses it."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,9 @@ def export(
 
     An .onnx or .pt2 maps float32 images (batch, channels, height, width) in
     [0, 1], or raw rows of a table (batch, columns), to probabilities (batch,
-    classes): normalization and softmax are included. A .safetensors contains
+    classes): normalization and softmax are included. A segmentation has
+    probabilities for each pixel, a regression values in the unit of its
+    targets. A .safetensors contains
     the weights by name. Class names, image shape or columns, normalization
     and origin are in the metadata of all three. The file is read back and
     compared with torch before it is written. With method.structure=channels
@@ -97,9 +99,11 @@ def _print_export(directory: Path, card: "Card", file: Path, saved: "SavedModel"
         )
     shape = ", ".join(map(str, card.shape))
     scale = "as in the table" if card.columns else "in [0, 1]"
+    outputs = str(len(card.classes))
+    if card.task == "segmentation":
+        outputs += f", {card.shape[1]}, {card.shape[2]}"
     typer.echo(
-        f"{card.input.capitalize()} (batch, {shape}) {scale} to probabilities (batch,"
-        f" {len(card.classes)})."
+        f"{card.input.capitalize()} (batch, {shape}) {scale} to {card.output} (batch, {outputs})."
     )
     typer.echo(f"Largest difference from torch: {saved.difference:.1e}.")
 
@@ -125,12 +129,21 @@ def predict(
             "--trust", help="Open a .pt2 file, which can run code: only if you trust its origin."
         ),
     ] = False,
+    masks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Segmentation: write the class of each pixel as PNG files into this folder."
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds that the model may take for a file or a batch.")
     ] = 120.0,
 ) -> None:
     """Show the most probable classes of images or of the rows of a table, with an exported model.
 
+    Of a regression, show the predicted numbers; of a multi-label task, the
+    probability of each label; of a segmentation, the share of the pixels of
+    each class.
     Images are converted to grey or colour and resized as the model needs; a
     resize is reported. The first line of a table names its columns, in any
     order; the label's column may be among them and is ignored. A file that
@@ -141,10 +154,10 @@ def predict(
     """
     from dispfl.export.predict_process import predict_files
 
-    results = predict_files(model, files, trust=trust, timeout=timeout)
+    results = predict_files(model, files, trust=trust, timeout=timeout, masks=masks)
     if as_json:
         key = "table" if results.input == "rows" else "image"
-        records = [_json(prediction, key) for prediction in results.predictions]
+        records = [_json(prediction, key, results.task) for prediction in results.predictions]
         typer.echo(printable(json.dumps(records, indent=2, ensure_ascii=False)))
     else:
         _print(results)
@@ -152,28 +165,40 @@ def predict(
         raise typer.Exit(1)
 
 
-def _json(prediction: "Prediction", key: str) -> dict[str, Any]:
-    path = str(prediction.path)
+def _json(prediction: "Prediction", key: str, task: str) -> dict[str, Any]:
+    record: dict[str, Any] = {key: str(prediction.path)}
     if prediction.problem:
-        return {key: path, "problem": prediction.problem}
-    top = []
-    for name, probability in prediction.guesses:
-        top.append({"class": name, "probability": probability})
+        return record | {"problem": prediction.problem}
     if prediction.line is not None:
-        return {key: path, "line": prediction.line, "top": top}
-    return {key: path, "top": top, "resized_from": prediction.resized_from}
+        record["line"] = prediction.line
+    match task:
+        case "regression":
+            record["values"] = dict(prediction.guesses)
+        case "multilabel":
+            record["probabilities"] = dict(prediction.guesses)
+        case "segmentation":
+            record["shares"] = dict(prediction.guesses)
+        case _:
+            top = []
+            for name, probability in prediction.guesses:
+                top.append({"class": name, "probability": probability})
+            record["top"] = top
+    if prediction.line is None:
+        record["resized_from"] = prediction.resized_from
+    return record
 
 
 def _print(results: "FilePredictions") -> None:
-
     console = SafeConsole()
     if not console.is_terminal:
         console.width = 200  # keep names on one line in a pipe or a file
     readable = [prediction for prediction in results.predictions if not prediction.problem]
     if len(results.predictions) == 1 and readable:
-        console.print(_top_classes(readable[0]))
-    elif readable:
+        console.print(_outputs(readable[0], results.task))
+    elif readable and results.task == "classification":
         console.print(_table(readable, results.input.rstrip("s")))
+    elif readable:
+        console.print(_columns(readable, results.input.rstrip("s"), results.task))
 
     resized = [prediction for prediction in readable if prediction.resized_from]
     if resized:
@@ -192,16 +217,43 @@ def _resized_note(resized: "list[Prediction]", shape: Sequence[int]) -> str:
     return f"{first.path} was resized from {width}x{height} to {size}."
 
 
-def _top_classes(prediction: "Prediction") -> "Table":
+def _outputs(prediction: "Prediction", task: str) -> "Table":
+    """A line for each output."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, probability in prediction.guesses:
-        table.add_row(Text(name), f"{probability:.1%}")
+    for name, value in prediction.guesses:
+        table.add_row(Text(name), _number(value, task))
     return table
+
+
+def _number(value: float, task: str) -> str:
+    return f"{value:.6g}" if task == "regression" else f"{value:.1%}"
+
+
+def _columns(predictions: "list[Prediction]", heading: str, task: str) -> "Table":
+    """A column for each output."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [name for name, _ in predictions[0].guesses]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(heading, overflow="fold")
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for prediction in predictions:
+        values = dict(prediction.guesses)
+        cells = [_number(values[name], task) for name in names]
+        table.add_row(Text(_place(prediction)), *cells)
+    return table
+
+
+def _place(prediction: "Prediction") -> str:
+    place = str(prediction.path)
+    return place if prediction.line is None else f"{place}:{prediction.line}"
 
 
 def _table(predictions: "list[Prediction]", heading: str) -> "Table":
@@ -216,8 +268,7 @@ def _table(predictions: "list[Prediction]", heading: str) -> "Table":
     for prediction in predictions:
         (name, probability), *alternatives = prediction.guesses
         also = ", ".join(f"{also_name} {share:.1%}" for also_name, share in alternatives)
-        place = str(prediction.path)
-        if prediction.line is not None:
-            place += f":{prediction.line}"
-        table.add_row(Text(place), Text(name), f"{probability:.1%}", Text(also, style="dim"))
+        table.add_row(
+            Text(_place(prediction)), Text(name), f"{probability:.1%}", Text(also, style="dim")
+        )
     return table

@@ -166,7 +166,7 @@ def run_and_compare(
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
-    from dispfl.core.metric import METRICS
+    from dispfl.core.metric import SHARES
     from dispfl.runs.directory import check_learned
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
@@ -180,7 +180,7 @@ def run_and_compare(
         metrics: set[str] = set()
         for cell in cells:
             metrics.update(cell.experiment.metric)
-        targets = parse_targets(options.targets, shares=metrics <= METRICS.keys())
+        targets = parse_targets(options.targets, shares=metrics <= SHARES)
         check_grid(cells)
         print_text(console, _count_states(cells))
         resume_options = [] if options.out else ["--out", str(out)]

@@ -120,7 +120,7 @@ def _samples(experiment: "Experiment") -> int:
 
     if experiment.data.name in DATASETS and experiment.partition.sizes == "equal":
         return experiment.training_samples
-    split = split_dataset(experiment, load_dataset(experiment.data))
+    split = split_dataset(experiment, load_dataset(experiment.data, task=experiment.task))
     return min(map(len, split.train))
 
 

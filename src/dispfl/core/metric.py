@@ -1,10 +1,12 @@
 """Metrics of test data: a name, a direction and a format; and the built-in metrics."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,7 +16,8 @@ from dispfl.settings import did_you_mean
 MetricFunction = Callable[[Tensor, Tensor], float]
 """From all outputs and labels of a peer's test data to a number."""
 HIGHER = {
-    "acc", "accuracy", "auc", "auprc", "auroc", "bleu", "dice", "f1", "iou", "ndcg", "precision",
+    "acc", "accuracy", "auc", "auprc", "auroc", "bleu", "dice", "f1", "iou", "miou", "ndcg",
+    "precision",
     "r2", "recall",
 }  # fmt: skip
 LOWER = {
@@ -108,6 +111,22 @@ class Metric(Measure):
     def __call__(self, outputs: Tensor, labels: Tensor) -> float:
         return float(self.function(outputs, labels))
 
+    def after(self, change: Callable[[Tensor], Tensor]) -> "Metric":
+        """Return the same metric of changed outputs."""
+        changed = ChangedOutputs(self.function, change)
+        return Metric(changed, self.name, self.higher_is_better, self.format)
+
+
+@dataclass(frozen=True)
+class ChangedOutputs:
+    """The function of a metric whose outputs are changed first."""
+
+    function: MetricFunction
+    change: Callable[[Tensor], Tensor]
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> float:
+        return self.function(self.change(outputs), labels)
+
 
 MetricLike = Metric | MetricFunction | str
 """A metric, a function whose name says its direction, or the name of a built-in metric."""
@@ -157,9 +176,33 @@ def _direction(name: str) -> bool:
     return higher
 
 
+IGNORED_LABEL = -100
+"""The label that torch's cross-entropy ignores; metrics of classes and pixels ignore it too."""
+
+
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Return the share of labels that have the largest output."""
-    return int((outputs.argmax(1) == labels).sum()) / labels.numel()
+    counted = int((labels != IGNORED_LABEL).sum())
+    if not counted:
+        return math.nan
+    return int((outputs.argmax(1) == labels).sum()) / counted
+
+
+def mean_iou(outputs: Tensor, labels: Tensor) -> float:
+    """Return the overlap of predicted and actual pixels of a class, mean over the classes.
+
+    That is their intersection divided by their union, over all images; classes that are neither
+    predicted nor actual are left out.
+    """
+    counted = labels != IGNORED_LABEL
+    predicted = outputs.argmax(1)[counted]
+    actual = labels[counted].long()
+    size = outputs.shape[1]
+    pairs = torch.bincount(actual * size + predicted, minlength=size * size).view(size, size)
+    intersection = pairs.diagonal().double()
+    union = pairs.sum(0) + pairs.sum(1) - intersection
+    present = union > 0
+    return float((intersection[present] / union[present]).mean())
 
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
@@ -180,7 +223,7 @@ def macro_f1(outputs: Tensor, labels: Tensor) -> float:
 
 def multilabel_accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Return the share of labels, 0 or 1, of all samples that the sign of their output predicts."""
-    outputs = _like(outputs, labels, "multilabel_accuracy")
+    outputs = in_shape_of(labels, outputs, "The metric multilabel_accuracy")
     return float(((outputs > 0) == (labels > 0.5)).float().mean())
 
 
@@ -189,22 +232,38 @@ def multilabel_f1(outputs: Tensor, labels: Tensor) -> float:
 
     Positive outputs predict 1.
     """
-    return _f1(_like(outputs, labels, "multilabel_f1") > 0, labels > 0.5)
+    return _f1(in_shape_of(labels, outputs, "The metric multilabel_f1") > 0, labels > 0.5)
 
 
 def mse(outputs: Tensor, labels: Tensor) -> float:
     """Return the mean squared error over all outputs."""
-    return float(functional.mse_loss(_like(outputs, labels, "mse"), labels.float()))
+    return float(
+        functional.mse_loss(in_shape_of(labels, outputs, "The metric mse"), labels.float())
+    )
 
 
 def rmse(outputs: Tensor, labels: Tensor) -> float:
     """Return the root of the mean squared error."""
-    return float(functional.mse_loss(_like(outputs, labels, "rmse"), labels.float()).sqrt())
+    return float(
+        functional.mse_loss(in_shape_of(labels, outputs, "The metric rmse"), labels.float()).sqrt()
+    )
 
 
 def mae(outputs: Tensor, labels: Tensor) -> float:
     """Return the mean absolute error over all outputs."""
-    return float(functional.l1_loss(_like(outputs, labels, "mae"), labels.float()))
+    return float(functional.l1_loss(in_shape_of(labels, outputs, "The metric mae"), labels.float()))
+
+
+def r2(outputs: Tensor, labels: Tensor) -> float:
+    """Return the share of the variance of the labels that is explained, mean over the targets.
+
+    1 is perfect; 0 is as good as predicting the mean of the test labels.
+    """
+    outputs = in_shape_of(labels, outputs, "The metric r2").double()
+    actual = labels.double()
+    squared_errors = ((outputs - actual) ** 2).sum(0)
+    variance = ((actual - actual.mean(0)) ** 2).sum(0)
+    return float((1 - squared_errors / variance).mean())
 
 
 def _f1(predicted: Tensor, actual: Tensor) -> float:
@@ -216,23 +275,26 @@ def _f1(predicted: Tensor, actual: Tensor) -> float:
     return 2 * true_positives / total
 
 
-def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:
+def in_shape_of(labels: Tensor, outputs: Tensor, name: str) -> Tensor:
     """Return the outputs in the labels' shape: (n, 1) is taken as (n,).
 
-    Torch would compare each output with all labels.
+    Torch would compare each output with all labels. Errors begin with `name`: "The metric rmse".
     """
     if outputs.shape == (*labels.shape, 1) or labels.shape == (*outputs.shape, 1):
         return outputs.reshape(labels.shape)
     if outputs.shape != labels.shape:
         raise ConfigError(
-            f"The metric {name} needs outputs and labels of the same shape, got"
+            f"{name} needs outputs and labels of the same shape, got"
             f" {tuple(outputs.shape)} and {tuple(labels.shape)}."
         )
     return outputs
 
 
 _FUNCTIONS = [
-    accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mse, rmse, mae,
+    accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mean_iou, mse, rmse,
+    mae, r2,
 ]  # fmt: skip
 METRICS = {function.__name__: Metric(function) for function in _FUNCTIONS}
 """The built-in metrics."""
+SHARES = METRICS.keys() - {"mse", "rmse", "mae", "r2"}
+"""Those with values from 0 to 1."""

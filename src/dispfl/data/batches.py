@@ -282,10 +282,7 @@ def labels_of(
 
     `which` names the samples in errors.
     """
-    if isinstance(samples, ResidentSamples):
-        labels = samples.labels
-    else:
-        labels = torch.cat([labels for _, labels in samples.batches(500)])
+    labels = all_labels(samples)
     lowest = int(labels.min())
     highest = int(labels.max())
     if lowest < 0:
@@ -296,6 +293,13 @@ def labels_of(
             " from 0."
         )
     return labels
+
+
+def all_labels(samples: ResidentSamples | DatasetSamples) -> Tensor:
+    """Return all labels; a Dataset is read completely for them."""
+    if isinstance(samples, ResidentSamples):
+        return samples.labels
+    return torch.cat([labels for _, labels in samples.batches(500)])
 
 
 def label_range(samples: Samples) -> tuple[int, int] | None:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from dispfl.data.batches import data_digest
 from dispfl.data.labelled import InputFormat, LabelledDataset
+from dispfl.data.rows import input_ids
+from dispfl.data.split import are_classes
 from dispfl.errors import DataError, RunError
 from dispfl.files import write_atomically
 
@@ -37,6 +39,14 @@ class Rows(NamedTuple):
 
     ids: Tensor
     labels: Tensor
+    """int64 (N): classes, or hashes of labels of another kind."""
+
+    @classmethod
+    def of(cls, ids: Tensor, labels: Tensor) -> "Rows":
+        """Return rows with labels of any kind."""
+        if not are_classes(labels):
+            labels = input_ids(labels.reshape(len(labels), -1))
+        return cls(ids, labels)
 
     @property
     def records(self) -> NDArray[np.uint64]:
@@ -106,8 +116,8 @@ class DataContract:
             digest = data_digest(data.samples())
             return cls(inputs, digest, time.time(), counts, None, None)
 
-        train = Rows(data.row_ids.train, data.train_labels)
-        test = Rows(data.row_ids.test, data.test_labels)
+        train = Rows.of(data.row_ids.train, data.train_labels)
+        test = Rows.of(data.row_ids.test, data.test_labels)
         earlier = _NO_IDS
         if before is not None:
             test = before.without_trained(test)
@@ -142,8 +152,8 @@ class DataContract:
         """
         if self.train is None or self.test is None or data.row_ids is None:
             return None, None
-        train = _common(Rows(data.row_ids.train, data.train_labels), self.train)
-        test = _common(Rows(data.row_ids.test, data.test_labels), self.test)
+        train = _common(Rows.of(data.row_ids.train, data.train_labels), self.train)
+        test = _common(Rows.of(data.row_ids.test, data.test_labels), self.test)
         for rows, name in ((train, "training"), (test, "test")):
             if rows is not None and not len(rows):
                 raise DataError(

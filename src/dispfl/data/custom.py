@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dispfl.core.rng import global_stream
+from dispfl.core.samples import Samples
+from dispfl.core.task import TargetUnit, TaskName
 from dispfl.data.batches import DatasetSamples, ResidentSamples, Scaling, labels_of, samples_from
 from dispfl.data.datasets import CustomData
 from dispfl.data.fetch import ProgressCallback
@@ -20,10 +23,11 @@ from dispfl.data.labelled import (
     InputFormat,
     LabelledDataset,
     Normalization,
+    output_names,
 )
 from dispfl.data.readers import RawSamples, check_same_kind
-from dispfl.data.readers.folder import read_folder
-from dispfl.data.readers.table import read_arrays, read_table
+from dispfl.data.readers.folder import read_folder, read_masked_folder
+from dispfl.data.readers.table import read_arrays, read_table, read_targets
 from dispfl.data.rows import RowIds, are_test_rows, input_ids
 from dispfl.errors import ConfigError, DataError
 from dispfl.user_functions import call_factory, describe_error
@@ -44,6 +48,7 @@ _FEW_CLASSES = 20
 
 def load_custom(
     settings: CustomData,
+    task: TaskName = "classification",
     *,
     site: str = "",
     seed: int = 0,
@@ -60,21 +65,66 @@ def load_custom(
     called while images are decoded.
     """
     home = data_folder(settings, folder)
-    if inputs is not None and settings.classes is None:
+    _check_task(settings, task)
+    has_classes = task in ("classification", "segmentation")
+    if inputs is not None and settings.classes is None and has_classes:
         settings = settings.model_copy(update={"classes": inputs.classes})
+    unit = inputs.unit if inputs else None
     if settings.factory:
-        data: LabelledDataset = load_from_factory(
-            settings.factory, settings.classes, home, site=site, seed=seed
+        made = load_from_factory(
+            settings.factory, settings.classes, home, task, site=site, seed=seed
         )
+        if task == "regression":
+            made = replace(made, unit=unit or _unit(settings, made.train_labels))
+        data: LabelledDataset = made
     else:
-        parts = _read_all(settings, home, progress)
+        parts = _read_all(settings, task, home, progress)
         if len(parts) > 1:
             settings.refuse(["test_share"], f"{parts[0].path} contains test data")
             check_same_kind(*parts)
-        data = _assemble(settings, parts, inputs)
+        data = _assemble(settings, task, parts, inputs)
     if inputs is not None:
         inputs.check(data, data_source(settings, folder))
     return data
+
+
+def _check_task(settings: CustomData, task: TaskName) -> None:
+    """Refuse keys that do not apply to the task."""
+    if task != "regression":
+        settings.refuse(["target_mean", "target_std"], f"task is {task}; only a regression has it")
+    if isinstance(settings.label, tuple) and task in ("classification", "segmentation"):
+        raise ConfigError(
+            f"data.label names {len(settings.label)} columns, but task is {task}; name one, or set"
+            " task=regression or task=multilabel.",
+            key="data.label",
+        )
+    if task == "multilabel" and not settings.label and not settings.factory:
+        is_table = settings.hub or (settings.path or "").lower().endswith(".csv")
+        if is_table:
+            raise ConfigError(
+                "data.label is missing: name all columns with labels of 0 or 1, such as"
+                ' data.label=["red","round"].',
+                key="data.label",
+            )
+
+
+def _unit(settings: CustomData, labels: Tensor) -> TargetUnit:
+    """Return the unit of the targets: the declared one, or that of the training data."""
+    targets = labels.reshape(len(labels), -1)
+    if settings.target_mean is not None and settings.target_std is not None:
+        for key, numbers in (
+            ("target_mean", settings.target_mean),
+            ("target_std", settings.target_std),
+        ):
+            if len(numbers) != targets.shape[1]:
+                raise ConfigError(
+                    f"data.{key} has {len(numbers)} numbers for {targets.shape[1]} targets; give"
+                    " one for each.",
+                    key=f"data.{key}",
+                )
+        return TargetUnit(settings.target_mean, settings.target_std)
+    scaling = Scaling.of(targets)
+    return TargetUnit(tuple(scaling.mean.tolist()), tuple(scaling.std.tolist()))
 
 
 def data_folder(settings: CustomData, folder: Path | None) -> Path:
@@ -96,31 +146,46 @@ def located(home: Path, name: str) -> Path:
 
 
 def _read_all(
-    settings: CustomData, home: Path, progress: ProgressCallback | None
+    settings: CustomData, task: TaskName, home: Path, progress: ProgressCallback | None
 ) -> list[RawSamples]:
     """Read all samples, or the training data and the test data where they are separate."""
     if settings.hub:
         from dispfl.data.readers.hub import read_hub  # an extra, and slow to import
 
+        if task == "segmentation":
+            raise ConfigError(
+                "task=segmentation needs data.path, a folder with images and masks, or"
+                " data.factory.",
+                key="task",
+            )
         size = settings.size or DEFAULT_SIZE
         colour = settings.colour is not False
-        return read_hub(settings.hub, home, settings.label, settings.group, size, colour)
+        return read_hub(
+            settings.hub, home, _names(settings.label), task, settings.group, size, colour
+        )
 
     assert settings.path is not None
-    parts = _read(settings, home, settings.path, None, progress)
+    parts = _read(settings, task, home, settings.path, None, progress)
     if settings.test_path:
         if len(parts) > 1:
             raise ConfigError(
                 f"{parts[0].path} contains test data; omit data.test_path.", key="data.test_path"
             )
-        parts += _read(settings, home, settings.test_path, parts[0], progress)
+        parts += _read(settings, task, home, settings.test_path, parts[0], progress)
         if len(parts) > 2:
             raise DataError(f"{parts[1].path} must contain test data alone: x and y.")
     return parts
 
 
+def _names(label: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if label is None:
+        return ()
+    return (label,) if isinstance(label, str) else label
+
+
 def _read(
     settings: CustomData,
+    task: TaskName,
     home: Path,
     name: str,
     train: RawSamples | None,
@@ -137,20 +202,15 @@ def _read(
 
     try:
         if path.is_dir():
-            reason = f"{path} is a folder, whose sub-folders are the labels"
-            settings.refuse(["label", "group"], reason)
-            size = settings.size or DEFAULT_SIZE
-            return [read_folder(path, size, settings.colour is not False, progress)]
+            return [_read_images(settings, task, path, progress)]
 
         settings.refuse(["size", "colour"], f"{path} is not a folder of images")
         match path.suffix.lower():
             case ".csv":
-                label = settings.label if train is None else train.label
-                columns = () if train is None else train.columns
-                return [read_table(path, label, columns, settings.group)]
+                return [_read_csv(settings, task, path, train)]
             case ".npz":
                 settings.refuse(["label", "group"], f"{path} has its labels in y")
-                return read_arrays(path)
+                return read_arrays(path, task)
     except OSError as problem:
         reason = str(problem.strerror or problem)
         raise DataError(f"{problem.filename or path} cannot be read: {reason}.") from None
@@ -159,8 +219,43 @@ def _read(
     )
 
 
+def _read_images(
+    settings: CustomData, task: TaskName, path: Path, progress: ProgressCallback | None
+) -> RawSamples:
+    size = settings.size or DEFAULT_SIZE
+    colour = settings.colour is not False
+    if task == "segmentation":
+        settings.refuse(["label", "group"], f"{path} is a folder with images and masks")
+        return read_masked_folder(path, size, colour, progress)
+    if task != "classification":
+        raise ConfigError(
+            f"task is {task}, but a folder of images has classes or masks; give a CSV file, an NPZ"
+            " file or data.factory.",
+            key="task",
+        )
+    settings.refuse(["label", "group"], f"{path} is a folder, whose sub-folders are the labels")
+    return read_folder(path, size, colour, progress)
+
+
+def _read_csv(
+    settings: CustomData, task: TaskName, path: Path, train: RawSamples | None
+) -> RawSamples:
+    columns = () if train is None else train.columns
+    if task == "segmentation":
+        raise ConfigError(
+            f"task is segmentation, but {path} is a table; give a folder with images and masks.",
+            key="task",
+        )
+    if task == "classification":
+        label = settings.label if train is None else train.label
+        assert not isinstance(label, tuple)
+        return read_table(path, label, columns, settings.group)
+    targets = _names(settings.label) if train is None else train.targets
+    return read_targets(path, targets, columns, settings.group, binary=task == "multilabel")
+
+
 class _NumberedSamples(NamedTuple):
-    """Samples with class numbers as labels; `groups` is empty without `data.group`."""
+    """Samples with numbers as labels; `groups` is empty without `data.group`."""
 
     inputs: Tensor
     labels: Tensor
@@ -175,33 +270,34 @@ class _NumberedSamples(NamedTuple):
 
 
 def _assemble(
-    settings: CustomData, parts: list[RawSamples], inputs: InputFormat | None
+    settings: CustomData, task: TaskName, parts: list[RawSamples], inputs: InputFormat | None
 ) -> LabelledDataset:
-    """Map labels to class numbers, and hold out test data where the files do not."""
+    """Map labels to numbers, and hold out test data where the files do not."""
     source = parts[0].path
-    classes = settings.classes or _classes_of(parts)
+    classes = _outputs_of(settings, task, parts)
     numbered = []
     for samples in parts:
-        labels = class_numbers(samples.labels, classes, samples.path)
         ids = samples.file_ids
         if ids is None:
             ids = input_ids(samples.inputs)
+        labels = _labels_of(samples, task, classes)
         numbered.append(_NumberedSamples(samples.inputs, labels, ids, samples.groups))
 
     if len(numbered) > 1:
         train, test = numbered
     else:
         test_share = settings.test_share or DEFAULT_TEST_SHARE
-        train, test = _hold_out_test(numbered[0], test_share, classes, source)
-    normalization = inputs.normalization if inputs else None
+        train, test = _hold_out_test(numbered[0], test_share, source)
+        if task == "classification":
+            _warn_of_missing_classes(train, test, classes, source)
+    unit = None
+    if task == "regression":
+        unit = inputs.unit if inputs else _unit(settings, train.labels)
     if train.inputs.dtype == torch.uint8:
-        return _image_dataset(settings, train, test, classes, normalization)
-
-    scaling = None
-    if normalization is not None:
-        scaling = _scaling_of(normalization)
-    elif inputs is None and settings.standardize:
-        scaling = _column_scaling(train.inputs, source)
+        normalization = inputs.normalization if inputs else None
+        images = _image_dataset(settings, train, test, classes, normalization)
+        return replace(images, task=task, unit=unit)
+    scaling = _input_scaling(settings, train.inputs, inputs, source)
     if scaling is not None and train.inputs.shape[1:] == scaling.mean.shape:
         train = train._replace(inputs=scaling(train.inputs))
         test = test._replace(inputs=scaling(test.inputs))
@@ -215,7 +311,68 @@ def _assemble(
         parts[0].label,
         _groups(train, test),
         RowIds(train.ids, test.ids),
+        task,
+        unit,
     )
+
+
+def _outputs_of(settings: CustomData, task: TaskName, parts: list[RawSamples]) -> tuple[str, ...]:
+    """Return the names of the outputs."""
+    labels = parts[0].labels
+    if parts[0].targets:
+        if settings.classes not in (None, parts[0].targets):
+            raise ConfigError(
+                f"data.classes does not apply: the columns of data.label name the outputs of a"
+                f" {task}. Omit it.",
+                key="data.classes",
+            )
+        return parts[0].targets
+    if isinstance(labels, list):
+        return settings.classes or _classes_of(parts)
+    if task == "segmentation":
+        return settings.classes or _classes_of_masks(parts)
+    names = settings.classes or output_names(labels)
+    if len(names) != labels.shape[1]:
+        raise ConfigError(
+            f"data.classes has {len(names)} names, but {parts[0].path} has {labels.shape[1]}"
+            " targets; name each.",
+            key="data.classes",
+        )
+    return names
+
+
+def _classes_of_masks(parts: list[RawSamples]) -> tuple[str, ...]:
+    largest = 1
+    for samples in parts:
+        assert isinstance(samples.labels, Tensor)
+        largest = max(largest, int(samples.labels.max()))
+    return tuple(map(str, range(largest + 1)))
+
+
+def _labels_of(samples: RawSamples, task: TaskName, classes: tuple[str, ...]) -> Tensor:
+    """Return labels as numbers; refuse those of no class."""
+    if isinstance(samples.labels, list):
+        return class_numbers(samples.labels, classes, samples.path)
+    if task == "segmentation":
+        largest = samples.labels.flatten(1).amax(1)
+        if largest.max() >= len(classes):
+            sample = int(largest.argmax())
+            raise DataError(
+                f"{samples.path}: the mask of sample {sample} has the class {int(largest.max())},"
+                f" but data.classes lists {len(classes)} classes, from 0."
+            )
+    return samples.labels
+
+
+def _input_scaling(
+    settings: CustomData, rows: Tensor, inputs: InputFormat | None, source: Path
+) -> Scaling | None:
+    """Return the scaling of the columns: that of a trained model, or of the training data."""
+    if inputs is None:
+        return _column_scaling(rows, source) if settings.standardize else None
+    if inputs.normalization is None:
+        return None
+    return _scaling_of(inputs.normalization)
 
 
 def _scaling_of(normalization: Normalization) -> Scaling:
@@ -231,13 +388,14 @@ def _classes_of(parts: list[RawSamples]) -> tuple[str, ...]:
     labels: set[str] = set()
     count = 0
     for samples in parts:
+        assert isinstance(samples.labels, list)
         labels.update(samples.labels, samples.folders)
         count += len(samples.labels)
     return class_names(labels, count, parts[0].path)
 
 
 def _hold_out_test(
-    samples: _NumberedSamples, test_share: float, classes: tuple[str, ...], source: Path
+    samples: _NumberedSamples, test_share: float, source: Path
 ) -> tuple[_NumberedSamples, _NumberedSamples]:
     """Divide samples into training and test data, each by its own content."""
     is_test = are_test_rows(samples.ids, test_share)
@@ -250,7 +408,12 @@ def _hold_out_test(
                 f" content decides, and equal ones go together. Add samples, give a {change}"
                 " data.test_share, or name the test data in data.test_path."
             )
+    return train, test
 
+
+def _warn_of_missing_classes(
+    train: _NumberedSamples, test: _NumberedSamples, classes: tuple[str, ...], source: Path
+) -> None:
     untested = sorted(set(train.labels.tolist()) - set(test.labels.tolist()))
     untrained = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
     for numbers, name in ((untested, "test"), (untrained, "training")):
@@ -262,7 +425,6 @@ def _hold_out_test(
                 name,
                 ", ".join(classes[number] for number in numbers[:_FEW_CLASSES]),
             )
-    return train, test
 
 
 def _column_scaling(inputs: Tensor, source: Path) -> Scaling:
@@ -331,7 +493,7 @@ def class_names(labels: Iterable[str], samples: int, source: Path) -> tuple[str,
     if len(names) > limit:
         raise DataError(
             f"{source} has {len(names):,} different labels for {samples:,} samples; a label must be"
-            " a class."
+            " a class. To learn numbers, set task=regression."
         )
     for name in sorted(names):
         if not name.isprintable():
@@ -377,7 +539,13 @@ def class_numbers(labels: Sequence[str], classes: tuple[str, ...], source: Path)
 
 
 def load_from_factory(
-    factory: str, classes: tuple[str, ...] | None, folder: Path, *, site: str = "", seed: int = 0
+    factory: str,
+    classes: tuple[str, ...] | None,
+    folder: Path,
+    task: TaskName = "classification",
+    *,
+    site: str = "",
+    seed: int = 0,
 ) -> CustomDataset:
     """Call the user's function and check the Datasets or tensors that it returns."""
     arguments = {"site": site} if site else {}
@@ -388,12 +556,12 @@ def load_from_factory(
             f"{FACTORY} {factory} must return (training data, test data), each a Dataset or a pair"
             f" (inputs, labels) of tensors; it returned {_type_names(returned)}."
         )
-    train = _checked_samples(factory, returned[0], "training data", classes, folder)
-    test = _checked_samples(factory, returned[1], "test data", classes, folder)
+    train = _checked_samples(factory, returned[0], "training data", classes, folder, task)
+    test = _checked_samples(factory, returned[1], "test data", classes, folder, task)
     row_ids = None
     if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
         row_ids = RowIds(input_ids(train.inputs), input_ids(test.inputs))
-    return CustomDataset("custom", train, test, classes, row_ids=row_ids)
+    return CustomDataset("custom", train, test, classes, row_ids=row_ids, task=task)
 
 
 def _is_pair_of_data(returned: Any) -> bool:
@@ -412,7 +580,12 @@ def _type_names(returned: Any) -> str:
 
 
 def _checked_samples(
-    factory: str, data: Any, which: str, classes: tuple[str, ...] | None, folder: Path
+    factory: str,
+    data: Any,
+    which: str,
+    classes: tuple[str, ...] | None,
+    folder: Path,
+    task: TaskName,
 ) -> ResidentSamples | DatasetSamples:
     """Wrap what a user's function returns; `which` is "training data" or "test data"."""
     subject = f"The {which} of {FACTORY} {factory}"
@@ -427,10 +600,13 @@ def _checked_samples(
         raise DataError(
             f"{subject} must be samples of (input, label), both numbers; batched, they are {types}."
         )
+    if task != "classification":
+        return _checked_for_task(samples, labels, subject, task)
     if labels.ndim != 1 or labels.dtype not in _INTEGER_TYPES:
         label_type = f"{labels.dtype} of shape {list(labels.shape[1:])}"
         raise DataError(
-            f"{subject} must have one integer as the label of a sample, got {label_type}."
+            f"{subject} must have one integer as the label of a sample, got"
+            f" {label_type}.{_label_hint(labels)}"
         )
 
     if isinstance(samples, ResidentSamples):
@@ -444,6 +620,50 @@ def _checked_samples(
         raise DataError(f"{subject} have labels of type {labels.dtype}; return them as int(label).")
     assert isinstance(samples, DatasetSamples)
     return samples
+
+
+LABEL_TYPES = {
+    "regression": "numbers of type float32, one or several for each sample",
+    "multilabel": "a 0 or 1 for each of its labels",
+    "segmentation": "an integer for each pixel",
+}
+"""What the labels of a sample must be, by task."""
+
+
+def _checked_for_task(
+    samples: Samples, labels: Tensor, subject: str, task: TaskName
+) -> ResidentSamples | DatasetSamples:
+    """Refuse labels that are not those of a task other than classification."""
+    match task:
+        case "regression":
+            fits = labels.is_floating_point() and labels.ndim <= 2
+        case "multilabel":
+            fits = labels.ndim == 2
+        case _:
+            fits = labels.ndim == 3 and labels.dtype in _INTEGER_TYPES
+    if not fits:
+        raise DataError(
+            f"{subject} must have {LABEL_TYPES[task]}, because task is {task}; got {labels.dtype}"
+            f" of shape {list(labels.shape[1:])}."
+        )
+    if isinstance(samples, ResidentSamples):
+        own_labels = _as_float32(samples.labels)
+        if task == "multilabel":
+            own_labels = own_labels.to(torch.uint8)
+        return ResidentSamples(_as_float32(samples.inputs), own_labels)
+    assert isinstance(samples, DatasetSamples)
+    return samples
+
+
+def _label_hint(labels: Tensor) -> str:
+    """Return what to do about labels that are no classes."""
+    if labels.ndim == 2 and bool(((labels == 0) | (labels == 1)).all()):
+        if bool((labels.sum(1) == 1).all()):
+            return " Of one-hot labels, return labels.argmax(1)."
+        return " Of several labels for each sample, set task=multilabel."
+    if labels.is_floating_point():
+        return " To learn numbers, set task=regression."
+    return ""
 
 
 def _as_float32(inputs: Tensor) -> Tensor:

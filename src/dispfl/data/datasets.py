@@ -23,6 +23,7 @@ from dispfl.settings import Settings
 from dispfl.user_functions import checked_name
 
 if TYPE_CHECKING:
+    from dispfl.core.task import TaskName
     from dispfl.data.labelled import InputFormat, LabelledDataset
     from dispfl.data.readers import RawDataset
 
@@ -89,7 +90,8 @@ class CustomData(Data):
 
     name: Literal["custom"] = "custom"
     path: str | None = None
-    """A CSV file, an NPZ file, or a folder with one sub-folder of images for each class."""
+    """A CSV file, an NPZ file, or a folder: with one sub-folder of images for each class; or with
+    `images` and `masks`, of the same names, for a segmentation."""
     hub: str | None = None
     """A data set of Hugging Face `datasets`: a folder that it saved, or a name on its hub."""
     factory: str | None = None
@@ -100,9 +102,14 @@ class CustomData(Data):
     classes: tuple[str, ...] | None = None
     """All classes, in the order of the outputs; equal at all sites of a federation. Default: those
     found, sorted."""
-    label: str | None = None
-    """CSV, hub: the column with the class; default: `label` if there is one, otherwise the last
-    column of a CSV."""
+    label: str | tuple[str, ...] | None = None
+    """CSV, hub: the column with the class or the number, or several of numbers or labels (0 or 1);
+    default: `label` if there is one, otherwise the last column of a CSV."""
+    target_mean: tuple[float, ...] | None = None
+    """Regression: subtracted from the targets before they are learned; with `target_std` the same
+    at all sites. Default: the mean of the site's training data."""
+    target_std: tuple[float, ...] | None = None
+    """Regression: what the targets are then divided by. Default: their standard deviation."""
     group: str | None = None
     """CSV, hub: a column that is no input, but says where a sample comes from; set by
     `partition.column`."""
@@ -133,6 +140,20 @@ class CustomData(Data):
     @classmethod
     def _names_a_function(cls, factory: str | None) -> str | None:
         return factory and checked_name(factory)
+
+    @field_validator("target_mean", "target_std", mode="before")
+    @classmethod
+    def _as_numbers(cls, numbers: Any) -> Any:
+        if isinstance(numbers, (int, float)):
+            return (float(numbers),)
+        return numbers
+
+    @field_validator("target_std")
+    @classmethod
+    def _positive(cls, std: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if std is not None and min(std, default=0.0) <= 0:
+            raise ValueError(f"must be above 0, got {list(std)}.")
+        return std
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -180,6 +201,13 @@ class CustomData(Data):
                 "data.test_path and data.test_share exclude each other; omit one of them.",
                 key="data.test_path",
             )
+        if (self.target_mean is None) != (self.target_std is None):
+            missing = "target_std" if self.target_std is None else "target_mean"
+            raise ConfigError(
+                f"data.{missing} is missing: give the mean and the standard deviation of the"
+                " targets, or neither.",
+                key=f"data.{missing}",
+            )
         if self.factory:
             reason = f"data.factory={self.factory} returns data as they are used"
             self.refuse(self.FILE_KEYS, reason)
@@ -195,6 +223,7 @@ def load_dataset(
     data: Data | str,
     progress: ProgressCallback | None = None,
     *,
+    task: TaskName = "classification",
     site: str = "",
     seed: int = 0,
     folder: Path | None = None,
@@ -202,8 +231,9 @@ def load_dataset(
 ) -> LabelledDataset:
     """Find, read and check a data set: `load_dataset("cifar10")`, or one described by settings.
 
-    `progress` is called while images are decoded for the first time. Of a user's own data, relative
-    paths are looked up in the folder, and `inputs` is the format of a model that is trained already
+    `task` is what is learned from a user's own data, and decides what their labels are. `progress`
+    is called while images are decoded for the first time. Of a user's own data, relative paths are
+    looked up in the folder, and `inputs` is the format of a model that is trained already
     (`dispfl.data.custom.load_custom`).
     """
     if isinstance(data, str):
@@ -212,7 +242,13 @@ def load_dataset(
         from dispfl.data.custom import load_custom
 
         return load_custom(
-            data, site=site, seed=seed, folder=folder, inputs=inputs, progress=progress
+            data, task, site=site, seed=seed, folder=folder, inputs=inputs, progress=progress
+        )
+    if task != "classification":
+        raise ConfigError(
+            f"task is {task}, but the images of {data.name} have classes; use your own data"
+            " (data.path, data.hub or data.factory), or omit it.",
+            key="task",
         )
     return _load_from_catalogue(data, progress)
 

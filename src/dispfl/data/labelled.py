@@ -8,11 +8,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from dispfl.core.samples import Samples
+from dispfl.core.task import TargetUnit, TaskName
 from dispfl.data.batches import (
     DatasetSamples,
     ImageTransform,
     ResidentSamples,
     Scaling,
+    all_labels,
     labels_of,
 )
 from dispfl.data.rows import RowIds
@@ -44,8 +46,16 @@ class LabelledDataset(Protocol):
         """The name of the data set: of the catalogue, or `custom`."""
 
     @property
+    def task(self) -> TaskName:
+        """What is learned from them."""
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the outputs."""
+        """The names of the outputs, in order: classes, or the targets of a regression."""
+
+    @property
+    def unit(self) -> TargetUnit | None:
+        """Regression: the unit of the targets."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,11 +63,15 @@ class LabelledDataset(Protocol):
 
     @property
     def train_labels(self) -> Tensor:
-        """The labels of the training data; int64."""
+        """The labels of the training data.
+
+        Classes are int64 (N), of pixels int16 (N, H, W); several labels uint8 (N, labels); numbers
+        float32 (N, targets).
+        """
 
     @property
     def test_labels(self) -> Tensor:
-        """The labels of the test data; int64."""
+        """The labels of the test data."""
 
     @property
     def groups(self) -> Groups | None:
@@ -89,13 +103,12 @@ class LabelledDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Labelled images. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
+    """Images with labels. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
 
     name: str
     train_inputs: Tensor
     """uint8; N, C, H, W"""
     train_labels: Tensor
-    """int64; N"""
     test_inputs: Tensor
     test_labels: Tensor
     classes: tuple[str, ...]
@@ -105,6 +118,8 @@ class ImageDataset:
     """Whether a flipped image still shows its class: true of photographs, not of digits."""
     groups: Groups | None = None
     row_ids: RowIds | None = None
+    task: TaskName = "classification"
+    unit: TargetUnit | None = None
     kind: Kind = "images"
 
     @property
@@ -132,6 +147,10 @@ class ImageDataset:
 
         `augment` crops training images at random, and flips them if `flip` allows it.
         """
+        if augment and self.task == "segmentation":
+            raise ConfigError(
+                "data.augment crops images, but not their masks; omit it.", key="data.augment"
+            )
         transform = ImageTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
         train = ResidentSamples(
             _channels_last(self.train_inputs), self.train_labels, transform=transform
@@ -161,6 +180,8 @@ class CustomDataset:
     label: str | None = None
     groups: Groups | None = None
     row_ids: RowIds | None = None
+    task: TaskName = "classification"
+    unit: TargetUnit | None = None
 
     @property
     def kind(self) -> Kind:
@@ -169,9 +190,11 @@ class CustomDataset:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the outputs."""
+        """The names of the outputs, in order."""
         if self.listed_classes is not None:
             return self.listed_classes
+        if self.task in ("regression", "multilabel"):
+            return output_names(self.train_labels)
         largest = max(int(self.train_labels.max()), int(self.test_labels.max()))
         return tuple(str(label) for label in range(largest + 1))
 
@@ -184,12 +207,17 @@ class CustomDataset:
     @cached_property
     def train_labels(self) -> Tensor:
         """The labels of the training data; a Dataset is read completely for them."""
-        return labels_of(self.train, self.listed_classes, "training data")
+        return self._labels(self.train, "training data")
 
     @cached_property
     def test_labels(self) -> Tensor:
         """The labels of the test data."""
-        return labels_of(self.test, self.listed_classes, "test data")
+        return self._labels(self.test, "test data")
+
+    def _labels(self, samples: ResidentSamples | DatasetSamples, which: str) -> Tensor:
+        if self.task == "classification":
+            return labels_of(samples, self.listed_classes, which)
+        return all_labels(samples)
 
     @property
     def normalization(self) -> Normalization | None:
@@ -227,18 +255,28 @@ class InputFormat:
     label: str | None = None
     """Table: the name of the label's column."""
     normalization: Normalization | None = None
+    task: TaskName = "classification"
+    unit: TargetUnit | None = None
+    """Regression: the unit of the outputs."""
 
     @classmethod
     def of(cls, data: LabelledDataset) -> "InputFormat":
         """Return the format of data."""
         return cls(
-            data.kind, data.classes, data.shape, data.columns, data.label, data.normalization
+            data.kind,
+            data.classes,
+            data.shape,
+            data.columns,
+            data.label,
+            data.normalization,
+            data.task,
+            data.unit,
         )
 
     def check(self, data: LabelledDataset, source: str) -> None:
         """Refuse data that the model cannot use."""
         present = InputFormat.of(data)
-        for name in ("kind", "columns", "classes", "shape"):
+        for name in ("task", "kind", "columns", "classes", "shape"):
             expected = getattr(self, name)
             value = getattr(present, name)
             if value != expected:
@@ -258,6 +296,9 @@ class InputFormat:
         if normalization is not None:
             mean, std = normalization
             normalization = Normalization(tuple(mean), tuple(std))
+        unit = content.get("unit")
+        if unit is not None:
+            unit = TargetUnit(tuple(unit["mean"]), tuple(unit["std"]))
         return cls(
             content["kind"],
             tuple(content["classes"]),
@@ -265,7 +306,16 @@ class InputFormat:
             tuple(content["columns"]),
             content["label"],
             normalization,
+            content.get("task", "classification"),
+            unit,
         )
+
+
+def output_names(labels: Tensor) -> tuple[str, ...]:
+    """Return names for outputs without any: `y`, or `y0`, `y1`, ..."""
+    if labels.ndim == 1 or labels.shape[1] == 1:
+        return ("y",)
+    return tuple(f"y{number}" for number in range(labels.shape[1]))
 
 
 def _as_text(value: str | tuple[str | int, ...]) -> str:

@@ -29,7 +29,15 @@ from dispfl.data.class_counts import (
     unequal_sizes,
 )
 from dispfl.data.datasets import CustomData, Data
-from dispfl.data.split import Split, assign_samples, by_class, draw_samples, hold_out, pool_sizes
+from dispfl.data.split import (
+    Split,
+    assign_samples,
+    by_class,
+    draw_samples,
+    hold_out,
+    pool_sizes,
+    strata,
+)
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.settings import Component
 
@@ -44,6 +52,8 @@ class Partition(Component):
     table: ClassVar[str] = "partition"
     draws_from_one_pool: ClassVar[bool] = True
     """Whether a training sample that no peer has could have been any peer's."""
+    needs_classes: ClassVar[bool] = True
+    """Whether it divides samples by their class."""
 
     samples_per_peer: int | Literal["all"] = "all"
     """Training samples per peer, or their mean where `sizes` differ; "all": as many as there are
@@ -103,6 +113,12 @@ class Partition(Component):
 
     def split_data(self, data: "LabelledDataset", peers: int, *, rng: torch.Generator) -> Split:
         """Give each of `peers` peers its samples of a data set."""
+        if self.needs_classes and data.task != "classification":
+            raise PartitionError(
+                f"partition={self.name} divides samples by their class, which a {data.task} does"
+                " not have; use partition=iid, with partition.sizes for different numbers of"
+                " samples, or partition=by_column."
+            )
         return self.split(data.train_labels, data.test_labels, peers, rng=rng)
 
     def split(
@@ -115,6 +131,9 @@ class Partition(Component):
         keeps the proportions.
         """
         draws = _numpy_generator(rng)
+        if not self.needs_classes:
+            train_labels = strata(train_labels)
+            test_labels = strata(test_labels)
         train_pools = by_class(train_labels, "training")
         test_pools = by_class(test_labels, "test")
         counts = self.counts(pool_sizes(train_pools), peers, rng=draws)
@@ -148,7 +167,7 @@ class Partition(Component):
     def _global_test(self, test_labels: Tensor, rng: np.random.Generator) -> Tensor | None:
         if not self.global_test_samples:
             return None
-        pools = by_class(test_labels, "test")
+        pools = by_class(strata(test_labels), "test")
         supply = pool_sizes(pools)
         total = supply.sum()
         if self.global_test_samples > total:
@@ -350,6 +369,7 @@ class IID(Partition):
     """Every peer has the label distribution of the whole data set, up to one sample per class."""
 
     name: Literal["iid"] = "iid"
+    needs_classes: ClassVar[bool] = False
 
     def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
         return split_totals(proportional(supply[None], int(sizes.sum()))[0], sizes)
@@ -367,6 +387,7 @@ class ByColumn(Partition):
     column: str | None = None
     """The column of the CSV file or of the data set of `data.hub`; default: `data.group`."""
     draws_from_one_pool: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
 
     def data_settings(self, data: Data) -> Data:
         """Return the settings of the data with the column as their group."""

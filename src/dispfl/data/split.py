@@ -52,8 +52,33 @@ class Split:
         return self.unseen is None or self.unseen.fits(train, test)
 
     def label_counts(self, labels: Tensor, classes: int) -> Tensor:
-        """The number of training samples of each class that a peer has, as (peers, classes)."""
-        return torch.stack([torch.bincount(labels[rows], minlength=classes) for rows in self.train])
+        """The number of training labels of each class that a peer has, as (peers, classes).
+
+        Of a segmentation those of pixels; of a regression that of all samples.
+        """
+        return torch.stack([count_labels(labels[rows], classes) for rows in self.train])
+
+
+def count_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return how often each class is a label; of numbers, how many there are."""
+    if labels.is_floating_point():
+        return torch.tensor([len(labels)])
+    if labels.ndim == 2:  # one column for each label, 0 or 1
+        return labels.sum(0, dtype=torch.int64)
+    flat = labels.flatten().long()
+    return torch.bincount(flat[flat >= 0], minlength=classes)
+
+
+def are_classes(labels: Tensor) -> bool:
+    """Whether each label is one class, by which samples can be divided."""
+    return labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
+
+
+def strata(labels: Tensor) -> Tensor:
+    """Return the labels if they are classes; otherwise one class for all samples."""
+    if are_classes(labels):
+        return labels
+    return torch.zeros(len(labels), dtype=torch.int64)
 
 
 def _all_below(rows_of_peers: Iterable[Tensor], limit: int) -> bool:
@@ -83,7 +108,7 @@ def hold_out(
             f"{key} is {share:g}, but a peer has a single training sample; give each at least two,"
             f" or set {key}=0."
         )
-    pools = by_class(labels[rows], "training")
+    pools = by_class(strata(labels[rows]), "training")
     counts = proportional(pool_sizes(pools)[None], validation_samples(len(rows), share))[0]
     held_out = draw_samples(pools, counts, rng)
     is_train = torch.ones(len(rows), dtype=torch.bool)

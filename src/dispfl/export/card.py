@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
+from dispfl.core.task import TaskName
 from dispfl.errors import ConfigError
 from dispfl.models.settings import ANY_SHAPE, Model
 from dispfl.settings import Settings
@@ -23,7 +24,7 @@ class Card(Settings):
     """The card of one model; the first four fields are needed to use it, the others optional."""
 
     classes: tuple[str, ...] = Field(min_length=1)
-    """Their names, in the order of the outputs."""
+    """Their names, or those of targets, in the order of the outputs."""
     shape: tuple[Side, ...]
     """Channels, height and width of an image; or the number of columns of a table."""
     mean: tuple[float, ...]
@@ -32,6 +33,12 @@ class Card(Settings):
     std: tuple[Positive, ...]
     columns: tuple[str, ...] | None = None
     """Column names of a table, in the order of the inputs; None for images."""
+    task: TaskName = "classification"
+    """What the outputs are: probabilities of one class, of independent labels, or of the class of
+    each pixel; or the targets of a regression."""
+    target_mean: tuple[float, ...] | None = None
+    """Regression: the unit of the outputs, which is part of ONNX and .pt2 files."""
+    target_std: tuple[Positive, ...] | None = None
     label: str | None = None
     """The label's column in the training data; a table for prediction may contain it, and it is
     ignored."""
@@ -84,6 +91,18 @@ class Card(Settings):
                     key=name,
                 )
 
+        if self.task == "regression":
+            self._check_targets()
+
+    def _check_targets(self) -> None:
+        for name, values in (("target_mean", self.target_mean), ("target_std", self.target_std)):
+            if values is None or len(values) != len(self.classes):
+                raise ConfigError(
+                    f"{name} must have a number for each of {len(self.classes)} targets, got"
+                    f" {values}.",
+                    key=name,
+                )
+
     def _check_table(self, columns: tuple[str, ...]) -> None:
         count = len(set(columns))
         if self.shape != (count,) or count < len(columns):
@@ -115,6 +134,18 @@ class Card(Settings):
         """The kind of input, which is also the name of the input in an ONNX file."""
         return "rows" if self.columns else "images"
 
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of a table that may be there, and are ignored."""
+        if self.task != "classification":
+            return self.classes
+        return () if self.label is None else (self.label,)
+
+    @property
+    def output(self) -> Literal["probabilities", "values"]:
+        """What the outputs are, which is also their name in an ONNX file."""
+        return "values" if self.task == "regression" else "probabilities"
+
     def network(self) -> nn.Module:
         """Build the network on the meta device, for `load_state_dict(..., assign=True)`."""
         if self.model is None:
@@ -140,7 +171,7 @@ class Card(Settings):
         values: dict[str, Any] = {}
         for key, field in cls.model_fields.items():
             if key in strings:
-                plain = field.annotation in (str | None, Structure | None)
+                plain = field.annotation in (str | None, Structure | None, TaskName)
                 values[key] = strings[key] if plain else _parsed(key, strings[key])
         return cls(**values)
 

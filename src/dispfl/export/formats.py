@@ -27,15 +27,14 @@ from torch.export import Dim, ExportedProgram
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export.card import Card
-from dispfl.export.classifier import Classifier, DeployedModel
+from dispfl.export.predictor import DeployedModel, Predictor
 from dispfl.extras import require
 from dispfl.files import read_regular, write_atomically
 
 TOLERANCE = 1e-4
-"""The largest accepted difference from torch's probabilities; other kernels sum in another
-order."""
+"""The largest accepted difference from torch's probabilities, and from targets divided by their
+standard deviation; other kernels sum in another order."""
 
-OUTPUT = "probabilities"
 DYNAMIC = ({0: Dim("batch")},)
 """The batch size is free."""
 PT2_CARD = "card.json"
@@ -52,7 +51,7 @@ class SavedModel(NamedTuple):
     size: int
     """In bytes."""
     difference: float
-    """The largest difference between its probabilities and torch's, on random inputs."""
+    """The largest difference between its outputs and torch's, on random inputs."""
 
 
 def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
@@ -64,18 +63,18 @@ def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
     deployed = DeployedModel(network, card)
     content = model_format.encode(deployed, card)
     reread = model_format.decode(content)
-    difference = _largest_difference(reread, Classifier.of(deployed, card))
+    difference = _largest_difference(reread, Predictor.of(deployed, card))
     if not difference <= TOLERANCE:
         raise DataError(
-            f"{path} was not written: its probabilities would differ from torch's by"
+            f"{path} was not written: its {card.output} would differ from torch's by"
             f" {difference:.2g}."
         )
     write_atomically(path, content)
     return SavedModel(len(content), difference)
 
 
-def _largest_difference(saved: Classifier, reference: Classifier) -> float:
-    """The largest difference in the probabilities of two models, on batches of one and three."""
+def _largest_difference(saved: Predictor, reference: Predictor) -> float:
+    """The largest difference in the outputs of two models, on batches of one and three."""
     card = reference.card
     rng = torch.Generator().manual_seed(0)
     if card.columns:  # realistic rows: columns can have any scale
@@ -85,12 +84,14 @@ def _largest_difference(saved: Classifier, reference: Classifier) -> float:
         inputs = torch.rand(3, *card.shape, generator=rng)
     largest = 0.0
     for batch in (inputs[:1], inputs):
-        difference = saved.probabilities(batch) - reference.probabilities(batch)
+        difference = saved.outputs(batch) - reference.outputs(batch)
+        if card.target_std is not None:
+            difference = difference / torch.tensor(card.target_std)
         largest = max(largest, float(difference.abs().max()))
     return largest
 
 
-def load_model(path: Path, *, trust: bool = False) -> Classifier:
+def load_model(path: Path, *, trust: bool = False) -> Predictor:
     """Read a model that `save_model` wrote.
 
     A .pt2 can contain code that runs when it is read, so it needs `trust`.
@@ -117,7 +118,7 @@ def load_model(path: Path, *, trust: bool = False) -> Classifier:
 def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
     """Encode as ONNX, weights included.
 
-    The input is called `images` or `rows`, the output `probabilities`.
+    The input is called `images` or `rows`, the output `probabilities` or `values`.
     """
     with _quiet():
         program = torch.onnx.export(
@@ -125,7 +126,7 @@ def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
             dynamo=True,
             verbose=False,
             input_names=[card.input],
-            output_names=[OUTPUT],
+            output_names=[card.output],
             dynamic_shapes=DYNAMIC,  # again, so that the free dimension is called "batch"
         )
     assert program is not None  # always the case with dynamo=True
@@ -136,7 +137,7 @@ def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
     return content
 
 
-def _decode_onnx(content: bytes) -> Classifier:
+def _decode_onnx(content: bytes) -> Predictor:
     """Open an ONNX model with onnxruntime, on the CPU."""
     onnxruntime = import_module("onnxruntime")  # an optional dependency
     options = onnxruntime.SessionOptions()
@@ -145,9 +146,9 @@ def _decode_onnx(content: bytes) -> Classifier:
     card = Card.from_strings(session.get_modelmeta().custom_metadata_map)
 
     def run(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {card.input: inputs.numpy()})[0])
+        return torch.from_numpy(session.run([card.output], {card.input: inputs.numpy()})[0])
 
-    return Classifier(card, run)
+    return Predictor(card, run)
 
 
 def _encode_pt2(deployed: DeployedModel, card: Card) -> bytes:
@@ -161,13 +162,13 @@ def _encode_pt2(deployed: DeployedModel, card: Card) -> bytes:
     return archive.getvalue()
 
 
-def _decode_pt2(content: bytes) -> Classifier:
+def _decode_pt2(content: bytes) -> Predictor:
     """Open an archive with torch. Only for trusted archives, see above."""
     extra = {PT2_CARD: ""}
     with _quiet():
         program = torch.export.load(io.BytesIO(content), extra_files=extra)
     card = Card.from_strings(json.loads(extra[PT2_CARD]))
-    return Classifier(card, torch.no_grad()(program.module()))
+    return Predictor(card, torch.no_grad()(program.module()))
 
 
 def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
@@ -183,7 +184,7 @@ def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
     return safetensors.torch.save(tensors, header)
 
 
-def _decode_safetensors(content: bytes) -> Classifier:
+def _decode_safetensors(content: bytes) -> Predictor:
     """Build the network that the card names and load the weights."""
     tensors = safetensors.torch.load(content)
     header_size = int.from_bytes(content[:8], "little")  # safetensors has just checked the header
@@ -197,7 +198,7 @@ def _decode_safetensors(content: bytes) -> Classifier:
         network.load_state_dict(tensors, assign=True)
     except RuntimeError:
         raise DataError(OTHER_TENSORS) from None
-    return Classifier.of(DeployedModel(network.float(), card), card)
+    return Predictor.of(DeployedModel(network.float(), card), card)
 
 
 def _cut(
@@ -279,7 +280,7 @@ class ModelFormat(NamedTuple):
     """How one kind of file is written and read, and which optional packages that needs."""
 
     encode: Callable[[DeployedModel, Card], bytes]
-    decode: Callable[[bytes], Classifier]
+    decode: Callable[[bytes], Predictor]
     to_write: tuple[str, ...] = ()
     to_read: tuple[str, ...] = ()
     safe: bool = True

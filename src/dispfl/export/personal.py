@@ -111,7 +111,7 @@ def _personal(
         seed=settings.seed,
         rounds=rounds,
         peer=name,
-        metric=settings.task(folder).metric.name,
+        metric=settings.make_task(folder).metric.name,
         score=score,
         density=mask.kept / mask.size,
         structure=mask.structure,
@@ -149,6 +149,9 @@ def _describe_inputs(inputs: InputFormat) -> dict[str, Any]:
         "std": inputs.normalization.std,
         "columns": inputs.columns or None,
         "label": inputs.label,
+        "task": inputs.task,
+        "target_mean": inputs.unit and inputs.unit.mean,
+        "target_std": inputs.unit and inputs.unit.std,
     }
 
 

@@ -32,13 +32,15 @@ _ERRORS: dict[str, type[DispflError]] = {"ConfigError": ConfigError}
 
 @dataclass
 class Prediction:
-    """The classes predicted for an image or a row of a table, or why a file cannot be read."""
+    """What is predicted for an image or a row of a table, or why a file cannot be read."""
 
     path: Path
     line: int | None = None
     """The row's line in its table; the header is line 1."""
     guesses: list[tuple[str, float]] = field(default_factory=list)
-    """All classes with their probabilities, the most probable first."""
+    """All classes with their probabilities, the most probable first. Of other tasks, in the order
+    of the outputs: labels with their probabilities, classes with their share of the pixels, or
+    targets with their values."""
     resized_from: tuple[int, int] | None = None
     """The image's width and height, if they differ from the model's input."""
     problem: str | None = None
@@ -47,23 +49,36 @@ class Prediction:
 
 @dataclass(frozen=True)
 class FilePredictions:
-    """The predictions of a model for files, with their most probable classes only."""
+    """The predictions of a model for files, of classes with the most probable ones only."""
 
     predictions: list[Prediction]
     input: str
     """`images` or `rows`."""
     shape: tuple[int, ...]
     """The shape of one input."""
+    task: str = "classification"
 
 
 def predict_files(
-    model: Path, files: Sequence[Path], *, trust: bool = False, timeout: float = TIMEOUT
+    model: Path,
+    files: Sequence[Path],
+    *,
+    trust: bool = False,
+    timeout: float = TIMEOUT,
+    masks: Path | None = None,
 ) -> FilePredictions:
-    """Classify image files or the rows of tables with a model file, in another process.
+    """Predict for image files or the rows of tables with a model file, in another process.
+
+    A segmentation writes the class of each pixel into the folder `masks`, if there is one.
 
     A .pt2 can contain code that runs when it is read, so it needs `trust`.
     """
-    order = {"model": str(model), "files": list(map(str, files)), "trust": trust}
+    order = {
+        "model": str(model),
+        "files": list(map(str, files)),
+        "trust": trust,
+        "masks": str(masks) if masks else None,
+    }
     receiving, sending = os.pipe()
     with closing(Connection(receiving, writable=False)) as answers:
         process = subprocess.Popen(
@@ -105,7 +120,8 @@ def _collect(model: Path, answers: Connection, timeout: float) -> FilePrediction
             values["path"] = Path(values["path"])
             predictions.append(Prediction(**values))
         if "input" in answer:
-            return FilePredictions(predictions, answer["input"], tuple(answer["shape"]))
+            shape = tuple(answer["shape"])
+            return FilePredictions(predictions, answer["input"], shape, answer["task"])
     raise AssertionError("answers end by an exception")
 
 
@@ -140,22 +156,30 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _predict(answers: Connection, model: str, files: list[str], trust: bool) -> None:
+def _predict(
+    answers: Connection, model: str, files: list[str], trust: bool, masks: str | None
+) -> None:
     from dispfl.export.formats import load_model  # imports torch
 
-    classifier = load_model(Path(model), trust=trust)
+    predictor = load_model(Path(model), trust=trust)
+    card = predictor.card
+    folder = None
+    if masks is not None:
+        if card.task != "segmentation":
+            raise ConfigError(f"--masks needs a model of a segmentation; {model} is none.")
+        folder = Path(masks)
     _send(answers, {})
-    predictions = classifier.predict(list(map(Path, files)), lambda: _send(answers, {}))
+    predictions = predictor.predict(list(map(Path, files)), lambda: _send(answers, {}), folder)
+    shown = TOP if card.task == "classification" else len(card.classes)
     for start in range(0, len(predictions), 1000):
         part = predictions[start : start + 1000]
-        _send(answers, {"predictions": [_as_json(prediction) for prediction in part]})
-    card = classifier.card
-    _send(answers, {"input": card.input, "shape": card.shape})
+        _send(answers, {"predictions": [_as_json(prediction, shown) for prediction in part]})
+    _send(answers, {"input": card.input, "shape": card.shape, "task": card.task})
 
 
-def _as_json(prediction: Prediction) -> dict[str, Any]:
+def _as_json(prediction: Prediction, shown: int) -> dict[str, Any]:
     values = asdict(prediction)
-    return values | {"path": str(prediction.path), "guesses": prediction.guesses[:TOP]}
+    return values | {"path": str(prediction.path), "guesses": prediction.guesses[:shown]}
 
 
 def _send(answers: Connection, content: Mapping[str, Any]) -> None:

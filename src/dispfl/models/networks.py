@@ -3,6 +3,7 @@
 All have GroupNorm: batch statistics harm federated learning (the paper, appendix).
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,3 +127,44 @@ class VGG11(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.linear(self.features(x).mean((2, 3)))
         return logits
+
+
+class UNet(nn.Module):
+    """A small U-Net: the class of each pixel of square images whose size is a multiple of 4.
+
+    Two levels with 16 and 32 channels, and 64 between them; 118,930 parameters for 3 channels and 2
+    classes, whatever the image size.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.down1 = _convolutions(channels, 16)
+        self.down2 = _convolutions(16, 32)
+        self.bottom = _convolutions(32, 64)
+        self.up2 = _convolutions(64 + 32, 32)
+        self.up1 = _convolutions(32 + 16, 16)
+        self.linear = nn.Conv2d(16, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down1(x)
+        coarse = self.down2(functional.max_pool2d(fine, 2))
+        coarsest = self.bottom(functional.max_pool2d(coarse, 2))
+        coarse = self.up2(_joined(coarsest, coarse))
+        logits: Tensor = self.linear(self.up1(_joined(coarse, fine)))
+        return logits
+
+
+def _convolutions(channels_in: int, channels_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 3, padding=1),
+        nn.GroupNorm(4, channels_out),
+        nn.ReLU(),
+        nn.Conv2d(channels_out, channels_out, 3, padding=1),
+        nn.GroupNorm(4, channels_out),
+        nn.ReLU(),
+    )
+
+
+def _joined(coarse: Tensor, fine: Tensor) -> Tensor:
+    """Enlarge coarse features to twice their size, and append the fine ones."""
+    return torch.cat([functional.interpolate(coarse, scale_factor=2.0), fine], 1)

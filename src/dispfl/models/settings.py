@@ -10,18 +10,23 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dispfl.core.rng import forked_generators
+from dispfl.core.task import TaskName
 from dispfl.errors import ConfigError
-from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN
+from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN, UNet
 from dispfl.settings import Settings, check_known
 from dispfl.user_functions import call_factory, checked_name, describe_error
 
 MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": lambda shape, classes: SmallCNN(shape[0], classes, shape[1]),
     "mlp": lambda shape, classes: MLP(math.prod(shape), classes),
+    "unet": lambda shape, classes: UNet(shape[0], classes),
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
     "vgg11": lambda shape, classes: VGG11(shape[0], classes),
 }
 """The built-in networks by name, built from the shape of an input and the number of classes."""
+
+FOR_PIXELS = {"unet"}
+"""Networks with outputs for each pixel, for a segmentation."""
 
 ANY_SHAPE = {"mlp"}
 """Networks for inputs of any shape; the others need square images (channels, size, size)."""
@@ -64,11 +69,32 @@ class Model(Settings):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         return network
 
+    def check_task(self, task: TaskName) -> None:
+        """Refuse a built-in network whose outputs are not those of a task."""
+        if (self.name in FOR_PIXELS) == (task == "segmentation"):
+            return
+        pixels = " or ".join(sorted(FOR_PIXELS))
+        if task == "segmentation":
+            outputs = f"has outputs for a whole image; use {pixels}"
+        else:
+            outputs = "has outputs for each pixel; use another"
+        raise ConfigError(
+            f"task is {task}, but model.name {self.name} {outputs}, or your own network with"
+            " model.factory.",
+            key="model",
+        )
+
     def _check_square_images(self, shape: Sequence[int]) -> None:
         if len(shape) != 3 or shape[1] != shape[2]:
             raise ConfigError(
                 f"model.name {self.name} needs square images, got inputs of shape {list(shape)}. "
                 "Use mlp, or your own network with model.factory.",
+                key="model",
+            )
+        if self.name in FOR_PIXELS and shape[1] % 4:
+            raise ConfigError(
+                f"model.name {self.name} needs images whose size is a multiple of 4, got"
+                f" {shape[1]}x{shape[2]}; set data.size.",
                 key="model",
             )
         if shape[1] < SMALLEST.get(self.name, 1):
@@ -122,8 +148,17 @@ class CustomModel(Model):
             )
         return module
 
-    def check_network(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
-        """Check that a new network accepts these inputs and has an output for each class."""
+    def check_task(self, task: TaskName) -> None:
+        """Accept any task: `check_network` tries the network."""
+
+    def check_network(
+        self,
+        inputs: Tensor,
+        classes: int,
+        folder: Path | None = None,
+        task: TaskName = "classification",
+    ) -> None:
+        """Check that a new network accepts these inputs and has the outputs of the task."""
         with forked_generators(), torch.no_grad():
             network = self.network(inputs.shape[1:], classes, folder).eval()
             try:
@@ -135,17 +170,33 @@ class CustomModel(Model):
                     f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}",
                     key=FACTORY,
                 ) from problem
-        is_tensor = isinstance(outputs, Tensor)
-        is_matrix = is_tensor and outputs.ndim == 2 and len(outputs) == len(inputs)
-        if not is_matrix or outputs.shape[1] < classes:
+        if not isinstance(outputs, Tensor):
             output = f"type {_type_of(outputs)}"
-            if is_tensor:
-                output = f"shape {list(outputs.shape[1:])}"
-            raise ConfigError(
-                f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per"
-                f" class; its output has {output}.",
-                key=FACTORY,
-            )
+        elif _fits_task(outputs, inputs, classes, task):
+            return
+        else:
+            output = f"shape {list(outputs.shape[1:])}"
+        wanted = f"{classes} numbers for each input, one per class"
+        if task == "segmentation":
+            wanted = f"{classes} numbers for each pixel, (batch, {classes}, height, width)"
+        elif task != "classification":
+            wanted = f"{classes} numbers for each input, one per column of the labels"
+        raise ConfigError(
+            f"{FACTORY} {self.factory} must return {wanted}; its output has {output}.", key=FACTORY
+        )
+
+
+def _fits_task(outputs: Tensor, inputs: Tensor, classes: int, task: TaskName) -> bool:
+    """Whether outputs have the shape that a task needs."""
+    if not outputs.ndim or len(outputs) != len(inputs):
+        return False
+    match task:
+        case "classification":
+            return outputs.ndim == 2 and outputs.shape[1] >= classes
+        case "segmentation":
+            return outputs.ndim == 4 and outputs.shape[1] >= classes
+        case _:
+            return outputs.shape[1:] == (classes,) or (classes == 1 and outputs.ndim == 1)
 
 
 def _home(folder: Path | None) -> Path:

@@ -100,7 +100,7 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
     with contextlib.ExitStack() as locks:
         directory = locks.enter_context(contextlib.closing(RunDirectory.open(out)))
         if read_split(out) is None:  # stopped before the split was written
-            data = load_dataset(experiment.data)
+            data = load_dataset(experiment.data, task=experiment.task)
             split = split_dataset(experiment, data)
             save_split(out, data, split, experiment_context(experiment, data, split))
         names = peer_names(experiment.peers)
@@ -166,7 +166,7 @@ def run_context(out: Path) -> tuple[RunContext, DataSchema]:
     if read_split(out) is None:
         raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
     data, context = saved_context(out, experiment)
-    return context, data_schema(data)
+    return context, data_schema(data, experiment.data)
 
 
 def setup_of_peer(out: Path, name: str) -> LocalSetup:

@@ -372,6 +372,9 @@ def _label_maps(run: RecordedRun) -> Iterator[Block]:
             )
         yield Remark(remark)
         return
+    if len(counts[0]) == 1:  # numbers, not classes
+        yield Remark(f"{_sizes(counts, 'training sample')} (seed {run.seed}).")
+        return
     shown = counts[:MAX_MAPPED_PEERS]
     most = max(map(max, counts)) or 1
     yield Remark(" ".join(_labels_note(run, counts, len(shown), most)))
@@ -384,15 +387,25 @@ def _label_maps(run: RecordedRun) -> Iterator[Block]:
 def _labels_note(
     run: RecordedRun, counts: Sequence[Sequence[int]], shown: int, most: int
 ) -> Iterator[str]:
-    totals = set(map(sum, counts))
-    samples = "different numbers of samples"
-    if len(totals) == 1:
-        samples = f"{plural(totals.pop(), 'training sample')} each"
-    peers = plural(len(counts), "peer")
-    yield f"{peers}, {samples}, in {len(counts[0])} classes (seed {run.seed})."
-    yield f"The stronger the colour, the more samples of that class; the largest count is {most}."
+    counted = COUNTED.get(str(run.config.get("task")), "training sample")
+    yield f"{_sizes(counts, counted)}, in {len(counts[0])} classes (seed {run.seed})."
+    unit = counted.rpartition(" ")[2]
+    yield f"The stronger the colour, the more {unit}s of that class; the largest count is {most}."
     if shown < len(counts):
         yield f"The first {shown} peers are shown."
+
+
+COUNTED = {"multilabel": "positive label", "segmentation": "pixel"}
+"""What the counts of a task's classes count, if not samples."""
+
+
+def _sizes(counts: Sequence[Sequence[int]], unit: str) -> str:
+    """`8 peers, 96 training samples each`, or with different numbers of them."""
+    totals = set(map(sum, counts))
+    sizes = f"different numbers of {unit.rpartition(' ')[2]}s"
+    if len(totals) == 1:
+        sizes = f"{plural(totals.pop(), unit)} each"
+    return f"{plural(len(counts), 'peer')}, {sizes}"
 
 
 def _label_map(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
+from dispfl.core.metric import IGNORED_LABEL
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
@@ -28,9 +29,6 @@ from dispfl.privacy.steps import PrivateSteps, SecretStream, check_private_netwo
 from dispfl.robust.attacks import Attack
 from dispfl.round.ledger import MessageCost
 from dispfl.wire.codec import Codec
-
-IGNORED_LABEL = -100
-"""The label that torch's cross-entropy ignores."""
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,7 @@ def _resumed_context(
 ) -> RunContext:
     """Return the context of a run that is resumed, with the data that it was started with."""
     path = directory.path
-    data = load_dataset(experiment.data, decoding, inputs=read_inputs(path))
+    data = load_dataset(experiment.data, decoding, task=experiment.task, inputs=read_inputs(path))
     if read_split(path) is not None:
         return context_of(path, experiment, data)
     if isinstance(experiment.data, CustomData) and directory.checkpoints.finished_rounds():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
+from dispfl.core.task import TaskName
 from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.labelled import LabelledDataset
@@ -25,7 +26,7 @@ def prepare(
 
     Refuse a model that does not fit data or method.
     """
-    dataset = load_dataset(experiment.data, decoding)
+    dataset = load_dataset(experiment.data, decoding, task=experiment.task)
     split = split_dataset(experiment, dataset)
     context = experiment_context(experiment, dataset, split)
     context.check()
@@ -73,23 +74,27 @@ def named_context(
     A user's own ones are imported from the folder, and the network is checked on two samples first.
     """
     if settings.privacy.enabled and isinstance(settings.data, CustomData):
-        _check_private_data(settings.data)
+        _check_private_data(settings.data, settings.task)
     folder = folder or Path.cwd()  # a Ray worker has another current directory
     model = settings.model
     shape = dataset.shape
     classes = len(dataset.classes)
+    task = settings.make_task(folder)
+    if dataset.unit is not None:
+        task = task.with_unit(dataset.unit)
+    model.check_task(settings.task)
     context = RunContext(
         settings=settings,
         data=data,
         model=lambda: model.network(shape, classes, folder),
-        task=settings.task(folder),
+        task=task,
     )
     if isinstance(model, CustomModel):
-        model.check_network(context.example(), classes, folder)
+        model.check_network(context.example(), classes, folder, settings.task)
     return context
 
 
-def _check_private_data(data: CustomData) -> None:
+def _check_private_data(data: CustomData, task: TaskName) -> None:
     """Refuse settings that let a single row be seen in what a private run publishes."""
     if data.standardize:
         raise ConfigError(
@@ -97,7 +102,14 @@ def _check_private_data(data: CustomData) -> None:
             " data; scale the data by constants instead, and leave it false.",
             key="privacy",
         )
-    if data.classes is None:
+    if task == "regression" and data.target_mean is None:
+        raise ConfigError(
+            "privacy does not cover the mean of the targets, which is computed from the training"
+            " data; declare data.target_mean and data.target_std instead, such as the middle and a"
+            " quarter of their range.",
+            key="data.target_mean",
+        )
+    if data.classes is None and task in ("classification", "segmentation"):
         raise ConfigError(
             "privacy needs data.classes: without it the classes are read from the data, and a class"
             " that a single row has is announced to all members. List all classes, such as"

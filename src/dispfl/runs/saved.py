@@ -133,7 +133,9 @@ class SavedRun:
         if self._metric is not None:
             return Task(metrics=as_metrics(self._metric))
         if not self.made_in_python:
-            return self.settings.task(self.site)
+            task = self.settings.make_task(self.site)
+            unit = self.inputs.unit
+            return task if unit is None else task.with_unit(unit)
         names = [str(name) for name in self.config["metric"]]
         for name in names:
             if name not in METRICS:
@@ -280,7 +282,7 @@ def _no_format(file: Path) -> RunError:
 
 def saved_context(path: Path, experiment: Experiment) -> tuple[LabelledDataset, RunContext]:
     """Return the data and the context of a saved run; refuse other data than it was run with."""
-    data = load_dataset(experiment.data, inputs=read_inputs(path))
+    data = load_dataset(experiment.data, task=experiment.task, inputs=read_inputs(path))
     return data, context_of(path, experiment, data)
 
 

@@ -221,7 +221,8 @@ def test_a_measurement_as_label_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{k},{k / 7}\n" for k in range(30))
     assert (
         refusal(write(tmp_path, f"x,price\n{rows}"), label="price")
-        == "FILE has 30 different labels for 30 samples; a label must be a class."
+        == "FILE has 30 different labels for 30 samples; a label must be a class. To learn"
+        " numbers, set task=regression."
     )
 
 
@@ -231,7 +232,8 @@ def test_a_repeated_measurement_is_refused_unless_classes_lists_it(tmp_path: Pat
     path = write(tmp_path, f"x,price\n{rows}")
     assert (
         refusal(path, label="price")
-        == "FILE has 25 different labels for 100 samples; a label must be a class."
+        == "FILE has 25 different labels for 100 samples; a label must be a class. To learn"
+        " numbers, set task=regression."
     )
     assert len(loaded(path, label="price", classes=[k / 2 for k in range(25)]).classes) == 25
     names = write(tmp_path, f"x,price\n{rows.replace(',', ',lot ')}", "names.csv")

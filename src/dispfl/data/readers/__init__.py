@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.metric import IGNORED_LABEL
 from dispfl.errors import DataError
 
 
@@ -27,16 +28,19 @@ class RawDataset(NamedTuple):
 
 
 class RawSamples(NamedTuple):
-    """A user's samples as read; labels are texts, not yet class numbers."""
+    """A user's samples as read; labels of classes are texts, not yet class numbers."""
 
     path: Path
     inputs: Tensor
     """float32 (N, ...), or images in uint8 (N, H, W, C)"""
-    labels: list[str]
+    labels: list[str] | Tensor
+    """Texts; numbers, float32 (N, targets); or masks, int16 (N, H, W)"""
     columns: tuple[str, ...] = ()
     """CSV: the names of the inputs."""
     label: str | None = None
     """CSV: the name of the label's column."""
+    targets: tuple[str, ...] = ()
+    """CSV: the names of the columns with numeric labels."""
     folders: tuple[str, ...] = ()
     """Folder: all classes, also those without images."""
     groups: tuple[str, ...] = ()
@@ -48,6 +52,17 @@ class RawSamples(NamedTuple):
     def __str__(self) -> str:
         name = "images" if self.inputs.dtype == torch.uint8 else "inputs"
         return f"{name} of shape {list(self.inputs.shape[1:])}"
+
+
+IGNORED_PIXEL = 255
+"""The value of a pixel of a mask that counts for nothing, as in Pascal VOC and Cityscapes."""
+
+
+def mask_labels(masks: NDArray[Any]) -> Tensor:
+    """Return the class of each pixel, int16 (N, H, W); ignored pixels are as torch has them."""
+    labels = masks.astype(np.int16)
+    labels[masks == IGNORED_PIXEL] = IGNORED_LABEL
+    return torch.from_numpy(labels)
 
 
 def check_same_kind(train: RawSamples, test: RawSamples) -> None:

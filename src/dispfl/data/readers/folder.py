@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.readers import RawSamples
+from dispfl.data.readers import RawSamples, mask_labels
 from dispfl.data.rows import content_id
 from dispfl.errors import DataError
 from dispfl.files import open_regular
@@ -97,6 +97,57 @@ def read_folder(
         folders=tuple(classes),
         file_ids=torch.from_numpy(file_ids),
     )
+
+
+IMAGES = "images"
+MASKS = "masks"
+
+
+def read_masked_folder(
+    path: Path, size: int, colour: bool, progress: ProgressCallback | None = None
+) -> RawSamples:
+    """Read the images of the folder `images` and their masks in `masks`, resized to a square.
+
+    A mask has the name of its image, with any ending, and the class of each pixel as its value; 255
+    is ignored.
+    """
+    masks = {file.stem: file for file in _files(path / MASKS)}
+    files = _files(path / IMAGES)
+    if not files:
+        raise DataError(
+            f"{path} has no folder {IMAGES} with images; a segmentation needs the folders {IMAGES}"
+            f" and {MASKS}, with files of the same names."
+        )
+    for file in files:
+        if file.stem not in masks:
+            raise DataError(f"{file} has no mask: {path / MASKS / file.stem}.png is missing.")
+
+    images, file_ids, unreadable = _decode(files, size, "RGB" if colour else "L", progress)
+    if unreadable:
+        number = min(unreadable)
+        raise DataError(f"The image {files[number]} cannot be read: {unreadable[number]}.")
+    pixels = np.stack([_read_mask(masks[file.stem], size) for file in files])
+    return RawSamples(
+        path, torch.from_numpy(images), mask_labels(pixels), file_ids=torch.from_numpy(file_ids)
+    )
+
+
+def _read_mask(path: Path, size: int) -> NDArray[np.uint8]:
+    """Read the class of each pixel: the value of a grey image, or the index of a palette."""
+    try:
+        with open_regular(path) as content, Image.open(content, formats=FORMATS) as mask:
+            mask.load()
+            if mask.mode not in ("1", "L", "P"):
+                raise DataError(
+                    f"The mask {path} has the colours {mask.mode}; save the class of each pixel as"
+                    " its grey value, with 8 bits."
+                )
+            single = mask.convert("L") if mask.mode == "1" else mask
+            nearest = single.resize((size, size), Image.Resampling.NEAREST)
+            values: NDArray[np.uint8] = np.asarray(nearest)
+            return values // 255 if mask.mode == "1" else values
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        raise DataError(f"The mask {path} cannot be read: {problem}.") from None
 
 
 def _class_folders(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dispfl.core.task import TaskName
 from dispfl.data.readers import RawSamples
 from dispfl.data.readers.folder import resize_image
 from dispfl.errors import DataError
@@ -18,7 +19,13 @@ LABELS = ("label", "labels")
 
 
 def read_hub(
-    name: str, home: Path, label: str | None, group: str | None, size: int, colour: bool
+    name: str,
+    home: Path,
+    labels: tuple[str, ...],
+    task: TaskName,
+    group: str | None,
+    size: int,
+    colour: bool,
 ) -> list[RawSamples]:
     """Read the split `train` and, if there is one, `test`; a single split is read alone."""
     splits = _load(name, home)
@@ -30,7 +37,8 @@ def read_hub(
         )
     else:
         chosen = [splits[key] for key in ("train", "test") if key in splits]
-    return [_samples(Path(name), split, label, group, size, colour) for split in chosen]
+    source = Path(name)
+    return [_samples(source, split, labels, task, group, size, colour) for split in chosen]
 
 
 def _load(name: str, home: Path) -> dict[str, Any]:
@@ -51,19 +59,33 @@ def _load(name: str, home: Path) -> dict[str, Any]:
 
 
 def _samples(
-    source: Path, split: Any, label: str | None, group: str | None, size: int, colour: bool
+    source: Path,
+    split: Any,
+    labels: tuple[str, ...],
+    task: TaskName,
+    group: str | None,
+    size: int,
+    colour: bool,
 ) -> RawSamples:
     columns = list(split.column_names)
-    label = label or _default_label(source, columns)
-    for key, name in (("data.label", label), ("data.group", group)):
+    labels = labels or (_default_label(source, columns),)
+    keys = [("data.label", name) for name in labels]
+    for key, name in (*keys, ("data.group", group)):
         if name is not None and name not in columns:
             raise DataError(
                 f"{source} has no column {name!r}, which {key} names. {did_you_mean(name, columns)}"
             )
-    input_columns = [name for name in columns if name not in (label, group)]
+    input_columns = [name for name in columns if name not in (*labels, group)]
     inputs, names = _inputs(source, split, input_columns, size, colour)
     groups = () if group is None else tuple(_texts(split, group))
-    return RawSamples(source, inputs, _texts(split, label), names, label, groups=groups)
+    if task == "classification":
+        texts = _texts(split, labels[0])
+        return RawSamples(source, inputs, texts, names, labels[0], groups=groups)
+    targets = np.stack([_numbers(source, split, name) for name in labels], axis=1)
+    numbers = torch.from_numpy(np.ascontiguousarray(targets))
+    if task == "multilabel":
+        numbers = numbers.to(torch.uint8)
+    return RawSamples(source, inputs, numbers, names, targets=labels, groups=groups)
 
 
 def _default_label(source: Path, columns: list[str]) -> str:

@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.memory import memory
-from dispfl.data.readers import RawSamples
+from dispfl.core.task import TaskName
+from dispfl.data.checks import check_finite
+from dispfl.data.readers import RawSamples, mask_labels
 from dispfl.errors import DataError
 from dispfl.files import open_regular
 from dispfl.settings import did_you_mean
@@ -41,10 +43,12 @@ class TableRows(NamedTuple):
     lines: Sequence[int]
     """The line of the file in which each row ends; the header is line 1."""
     columns: tuple[str, ...]
-    label: str | None
-    """The name of the label's column, if there is one."""
-    labels: list[str]
-    groups: tuple[str, ...] = ()
+    texts: Mapping[str, list[str]]
+    """The cells of columns that are not numbers, by name."""
+
+    def numbers(self, names: Sequence[str]) -> Tensor:
+        """Return some columns, in this order."""
+        return self.inputs[:, [self.columns.index(name) for name in names]]
 
 
 def read_table(
@@ -54,78 +58,132 @@ def read_table(
 
     If `columns` are given, the table must have these, and takes their order.
     """
-    rows = _read(path, lambda header: _label_index(path, header, label, group), group)
-    for line, text in zip(rows.lines, rows.labels, strict=True):
+
+    def texts(header: list[str]) -> list[str]:
+        return _without_none([header[_label_index(path, header, label, group)], group])
+
+    rows = _read(path, texts)
+    label = next(iter(rows.texts))
+    for line, text in zip(rows.lines, rows.texts[label], strict=True):
         if not text:
-            raise DataError(f"{path}, line {line}, has no label in column {rows.label}.")
+            raise DataError(f"{path}, line {line}, has no label in column {label}.")
     samples = RawSamples(
-        path, rows.inputs, rows.labels, rows.columns, rows.label, groups=rows.groups
+        path, rows.inputs, rows.texts[label], rows.columns, label, groups=_groups(rows, group)
     )
     return _in_order(samples, columns) if columns else samples
 
 
-def read_rows(path: Path, columns: tuple[str, ...], label: str | None = None) -> TableRows:
-    """Read a table for prediction: it must have these columns, in any order.
+def read_targets(
+    path: Path,
+    targets: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
+    group: str | None = None,
+    *,
+    binary: bool = False,
+) -> RawSamples:
+    """Read a table whose labels are numbers: the columns `targets`, by default one as for classes.
 
-    The label's column is ignored.
+    `binary` labels are 0 or 1.
     """
 
-    def label_index(header: list[str]) -> int | None:
+    def texts(header: list[str]) -> list[str]:
+        nonlocal targets
+        targets = targets or (header[_label_index(path, header, None, group)],)
+        for name in targets:
+            _label_index(path, header, name, group)
+        return _without_none([group])
+
+    rows = _read(path, texts)
+    inputs = tuple(name for name in rows.columns if name not in targets)
+    if not inputs:
+        raise DataError(f"{path} has no column besides the targets; it needs at least one input.")
+    labels = rows.numbers(targets)
+    if binary:
+        _check_binary(path, rows, labels, targets)
+        labels = labels.to(torch.uint8)
+    samples = RawSamples(
+        path, rows.numbers(inputs), labels, inputs, targets=targets, groups=_groups(rows, group)
+    )
+    return _in_order(samples, columns) if columns else samples
+
+
+def _groups(rows: TableRows, group: str | None) -> tuple[str, ...]:
+    return () if group is None else tuple(rows.texts[group])
+
+
+def _without_none(names: Sequence[str | None]) -> list[str]:
+    return [name for name in names if name is not None]
+
+
+def _check_binary(path: Path, rows: TableRows, labels: Tensor, names: Sequence[str]) -> None:
+    wrong = ((labels != 0) & (labels != 1)).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise DataError(
+            f"{path}, line {rows.lines[row]}, column {names[column]}: a label must be 0 or 1, got"
+            f" {float(labels[row, column]):g}."
+        )
+
+
+def read_rows(path: Path, columns: tuple[str, ...], labels: Sequence[str] = ()) -> TableRows:
+    """Read a table for prediction: it must have these columns, in any order.
+
+    The columns of labels are ignored.
+    """
+
+    def texts(header: list[str]) -> list[str]:
         # Names are printed with repr: one from an untrusted model file must not send escape codes
         # to the terminal.
         for name in columns:
             if name not in header:
                 raise DataError(f"{path} has no column {name!r}, which the model requires; add it.")
         for name in header:
-            if name not in columns and name != label:
+            if name not in columns and name not in labels:
                 raise DataError(
                     f"{path} has a column {name!r}, which the model does not know; remove it."
                 )
-        return header.index(label) if label in header else None
+        return [name for name in labels if name in header]
 
     try:
-        rows = _read(path, label_index)
+        rows = _read(path, texts)
     except FileNotFoundError:
         raise DataError(f"The table {path} does not exist.") from None
     except OSError as problem:
         reason = problem.strerror or problem
         raise DataError(f"The table {path} cannot be read: {reason}.") from None
-    indices = [rows.columns.index(name) for name in columns]
-    return rows._replace(inputs=rows.inputs[:, indices], columns=columns)
+    return rows._replace(inputs=rows.numbers(columns), columns=columns)
 
 
-LabelIndex = Callable[[list[str]], int | None]
-"""Returns which column of a header has the labels, if any; refuses columns that do not fit."""
+TextColumns = Callable[[list[str]], list[str]]
+"""Returns which columns of a header are not numbers; refuses columns that do not fit."""
 
 
-def _read(path: Path, label_index: LabelIndex, group: str | None = None) -> TableRows:
+def _read(path: Path, text_columns: TextColumns) -> TableRows:
     try:
         # utf-8-sig: spreadsheets write a byte order mark.
         with (
             open_regular(path) as content,
             io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file,
         ):
-            return _parse(path, file, label_index, group)
+            return _parse(path, file, text_columns)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
     except csv.Error as problem:
         raise DataError(f"{path} cannot be read as CSV: {problem}.") from None
 
 
-def _parse(path: Path, file: TextIO, label_index: LabelIndex, group: str | None) -> TableRows:
+def _parse(path: Path, file: TextIO, text_columns: TextColumns) -> TableRows:
     separator = max(SEPARATORS, key=file.readline().count)
     file.seek(0)
     reader = csv.reader(file, delimiter=separator)
     header = _header(path, next(reader, []))
-    label_column = label_index(header)
-    group_column = None if group is None else header.index(group)
-    input_columns = [k for k in range(len(header)) if k not in (label_column, group_column)]
-    columns = [header[k] for k in input_columns]
+    texts: dict[str, list[str]] = {name: [] for name in text_columns(header)}
+    text_indices = {name: header.index(name) for name in texts}
+    columns = [name for name in header if name not in texts]
+    number_indices = [header.index(name) for name in columns]
 
     values = array("d")
     lines = array("q")
-    labels = []
-    groups = []
     for row in reader:
         if not row:  # an empty line
             continue
@@ -134,11 +192,9 @@ def _parse(path: Path, file: TextIO, label_index: LabelIndex, group: str | None)
                 f"{path}, line {reader.line_num}, has {len(row)} cells; its header has"
                 f" {len(header)}."
             )
-        if label_column is not None:
-            labels.append(row[label_column].strip())
-        if group_column is not None:
-            groups.append(row[group_column].strip())
-        cells = [row[k] for k in input_columns]
+        for name, index in text_indices.items():
+            texts[name].append(row[index].strip())
+        cells = [row[index] for index in number_indices]
         try:
             values.extend(map(float, cells))
         except ValueError:
@@ -156,8 +212,7 @@ def _parse(path: Path, file: TextIO, label_index: LabelIndex, group: str | None)
             f"{path}, line {lines[row_number]}, column {columns[column]}: the value is missing,"
             " infinite or too large; fill it in or remove the line."
         )
-    label = None if label_column is None else header[label_column]
-    return TableRows(torch.from_numpy(inputs), lines, tuple(columns), label, labels, tuple(groups))
+    return TableRows(torch.from_numpy(inputs), lines, tuple(columns), texts)
 
 
 def _header(path: Path, names: Sequence[str]) -> list[str]:
@@ -267,7 +322,7 @@ SPLIT = [("x_train", "y_train"), ("x_test", "y_test")]
 """The names of inputs and labels in an NPZ file: of all samples, or of training and test data."""
 
 
-def read_arrays(path: Path) -> list[RawSamples]:
+def read_arrays(path: Path, task: TaskName = "classification") -> list[RawSamples]:
     """Read the file: all samples, or training and test data where it separates them."""
     try:
         with open_regular(path) as file:
@@ -280,7 +335,8 @@ def read_arrays(path: Path) -> list[RawSamples]:
                 _check_size(path, archive, list(chain(*pairs)))
                 samples = []
                 for x, y in pairs:
-                    samples.append(_samples(path, x, _array(archive, x), y, _array(archive, y)))
+                    arrays = (_array(archive, x), _array(archive, y))
+                    samples.append(_samples(path, (x, y), arrays, task))
                 return samples
     except DAMAGED_NPZ as problem:
         reason = f"is damaged: {problem}"
@@ -343,12 +399,21 @@ def _array_names(path: Path, names: list[str]) -> list[tuple[str, str]]:
 
 
 def _samples(
-    path: Path, x: str, x_array: NDArray[Any], y: str, y_array: NDArray[Any]
+    path: Path, names: tuple[str, str], arrays: tuple[NDArray[Any], NDArray[Any]], task: TaskName
 ) -> RawSamples:
+    x, y = names
+    x_array, y_array = arrays
     if not x_array.size:
         raise DataError(f"{x} in {path} is empty.")
     inputs = _inputs(f"{x} in {path}", x_array)
-    labels = _labels(f"{y} in {path}", y_array)
+    labels: list[str] | Tensor
+    match task:
+        case "classification":
+            labels = _labels(f"{y} in {path}", y_array)
+        case "segmentation":
+            labels = _masks(f"{y} in {path}", y_array)
+        case _:
+            labels = _targets(f"{y} in {path}", y_array, binary=task == "multilabel")
     if len(inputs) != len(labels):
         raise DataError(
             f"{path} has {len(inputs):,} samples in {x} but {len(labels):,} labels in {y}."
@@ -384,6 +449,33 @@ def _inputs(subject: str, array: NDArray[Any]) -> Tensor:
             f" {int(finite.argmin())}."
         )
     return torch.from_numpy(floats)
+
+
+def _targets(subject: str, array: NDArray[Any], *, binary: bool) -> Tensor:
+    """Return numbers (N, targets)."""
+    if array.ndim not in (1, 2) or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{subject} must be numbers, one or several for each sample, (N,) or (N, targets), got"
+            f" {array.dtype} of shape {list(array.shape)}."
+        )
+    table = torch.from_numpy(array.reshape(len(array), -1).astype(np.float32))
+    if binary:
+        wrong = ((table != 0) & (table != 1)).any(1)
+        if wrong.any():
+            raise DataError(f"{subject}, sample {int(wrong.nonzero()[0])}: labels must be 0 or 1.")
+        return table.to(torch.uint8)
+    check_finite(table, subject, "label")
+    return table
+
+
+def _masks(subject: str, array: NDArray[Any]) -> Tensor:
+    """Return the class of each pixel, (N, H, W)."""
+    if array.ndim != 3 or array.dtype.kind not in "biu":
+        raise DataError(
+            f"{subject} must be the class of each pixel, integers (N, H, W), got {array.dtype} of"
+            f" shape {list(array.shape)}."
+        )
+    return mask_labels(array)
 
 
 def _labels(subject: str, array: NDArray[Any]) -> list[str]:

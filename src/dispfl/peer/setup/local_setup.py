@@ -9,6 +9,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.data.datasets import CustomData, Data
 from dispfl.data.labelled import LabelledDataset
 from dispfl.methods.base import PeerState
 from dispfl.peer.setup.site_data import SiteData
@@ -121,15 +122,17 @@ def local_setup(site: Site) -> LocalSetup:
         context,
         config.density,
         config.least_density,
-        data_schema(data.dataset),
+        data_schema(data.dataset, config.data),
     )
     setup = replace(setup, threads=config.threads, settings=config.to_toml(), data=data)
     return replace(setup, warm_state=warm_state(site, setup))
 
 
-def data_schema(data: LabelledDataset) -> DataSchema:
+def data_schema(data: LabelledDataset, settings: Data) -> DataSchema:
     """The inputs and outputs of a model for this data."""
-    return DataSchema(data.classes, data.shape, data.columns)
+    declared = isinstance(settings, CustomData) and settings.target_mean is not None
+    unit = data.unit if declared else None
+    return DataSchema(data.classes, data.shape, data.columns, data.task, unit)
 
 
 def site_context(data: SiteData) -> RunContext:

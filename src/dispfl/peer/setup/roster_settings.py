@@ -20,6 +20,7 @@ SHARED = (
     "topology",
     "train",
     "wire",
+    "task",
     "metric",
     "eval_every",
 )

@@ -71,7 +71,7 @@ class SiteData:
     def read(cls, site: Site, config: SiteConfig) -> "SiteData":
         """Read the data that a site's settings name, in the format that its model is trained in."""
         if not isinstance(config.data, CustomData):
-            return cls(site, config, load_dataset(config.data))
+            return cls(site, config, load_dataset(config.data, task=config.task))
         signature = _signature(_files_of(site, config.data))
         saved = DataContract.load(site.run_folder)
         if saved is None and Checkpoints(site.run_folder / "checkpoints").finished_rounds():
@@ -82,6 +82,7 @@ class SiteData:
             )
         dataset = load_dataset(
             config.data,
+            task=config.task,
             site=site.name,
             seed=config.seed,
             folder=site.folder,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dispfl.core.layout import Layout
+from dispfl.core.task import TargetUnit, TaskName
 from dispfl.round.context import RunContext
 
 PROTOCOL = "1"
@@ -17,6 +18,7 @@ DERIVED_FIELDS = ("first_weights", "layout")
 REMEDIES = {
     "classes": " List all of the federation's classes in data.classes, the same at every site.",
     "columns": " Every site needs the same columns in the same order.",
+    "target_unit": " Set data.target_mean and data.target_std, the same at every site.",
 }
 CHANGEABLE_TABLES = ("topology", "train", "deadlines", "method")
 """Tables of which a signed change of the spec may set keys; and `rounds`."""
@@ -42,14 +44,26 @@ class DataSchema:
     """The shape of one input."""
     columns: tuple[str, ...] = ()
     """The column names of a table."""
+    task: TaskName = "classification"
+    unit: TargetUnit | None = None
+    """Regression: the declared unit of the targets; None for that of each site's own data."""
 
     def spec(self) -> FederationSpec:
         """Entries of the federation spec."""
-        return {
+        spec = {
             "classes": _names_as_text(self.classes),
             "columns": _names_as_text(self.columns) if self.columns else "not named",
             "input_shape": _compact(self.shape),
         }
+        if self.task != "classification":
+            spec["task"] = self.task
+        if self.task == "regression":
+            spec["target_unit"] = "each site's own"
+            if self.unit is not None:
+                spec["target_unit"] = (
+                    f"mean {_compact(self.unit.mean)}, std {_compact(self.unit.std)}"
+                )
+        return spec
 
 
 def federation_spec(

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from dispfl.errors import DataError
 from dispfl.export.card import Card
-from dispfl.export.classifier import BATCH, Classifier, DeployedModel
+from dispfl.export.predictor import BATCH, DeployedModel, Predictor
 
 CARD = Card(classes=("left", "middle", "right"), shape=(1, 1, 3), mean=(0.0,), std=(1.0,))
-BRIGHTEST = Classifier.of(DeployedModel(nn.Flatten(), CARD), CARD)
+BRIGHTEST = Predictor.of(DeployedModel(nn.Flatten(), CARD), CARD)
 """The brighter a pixel, the more probable its class."""
 
 
@@ -64,7 +64,7 @@ def test_more_images_than_fit_a_batch_keep_their_order(tmp_path: Path) -> None:
         return images.flatten(1)
 
     first, second = image(tmp_path / "a.png", 255, 0, 0), image(tmp_path / "b.png", 0, 255, 0)
-    found = Classifier(CARD, counting).predict([first] * BATCH + [second])
+    found = Predictor(CARD, counting).predict([first] * BATCH + [second])
     assert batches == [BATCH, 1]
     assert [prediction.guesses[0][0] for prediction in found] == ["left"] * BATCH + ["middle"]
 
@@ -76,11 +76,11 @@ def test_no_images_give_no_predictions() -> None:
 def test_a_model_with_more_outputs_than_classes_is_refused() -> None:
     two = CARD.model_copy(update={"classes": ("left", "right")})
     with refused(DataError):
-        Classifier.of(DeployedModel(nn.Flatten(), two), two).probabilities(torch.zeros(4, 1, 1, 3))
+        Predictor.of(DeployedModel(nn.Flatten(), two), two).outputs(torch.zeros(4, 1, 1, 3))
 
 
 def test_a_model_that_does_not_accept_its_declared_input_is_refused() -> None:
     with refused(DataError):
-        Classifier.of(
+        Predictor.of(
             DeployedModel(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), CARD), CARD
-        ).probabilities(torch.zeros(4, 1, 1, 3))
+        ).outputs(torch.zeros(4, 1, 1, 3))

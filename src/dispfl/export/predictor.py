@@ -1,4 +1,4 @@
-"""The deployed model, with its preprocessing and softmax, and predictions for images and tables."""
+"""The deployed model, with its preprocessing, and predictions for images and tables."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,15 +24,19 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class DeployedModel(nn.Module):
-    """From images or rows of a table to probabilities (N, classes).
+    """From images or rows of a table to probabilities (N, classes), or to numbers in their unit.
 
     Images are float32 (N, C, H, W) in [0, 1]; rows are raw (N, columns). Normalization and softmax
     are part of the model, so that no caller has to reimplement them. The logarithm of the
-    probabilities gives the logits up to a constant, which no use of logits depends on.
+    probabilities gives the logits up to a constant, which no use of logits depends on. A
+    segmentation has probabilities for each pixel, (N, classes, H, W); a multi-label task has
+    independent ones; a regression has its targets (N, targets).
     """
 
     mean: Tensor
     std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
 
     def __init__(self, network: nn.Module, card: Card) -> None:
         super().__init__()
@@ -40,50 +44,65 @@ class DeployedModel(nn.Module):
         per_channel = (-1, *[1] * len(card.shape[1:]))
         self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
         self.register_buffer("std", torch.tensor(card.std).view(per_channel))
+        self.task = card.task
+        if card.task == "regression":
+            self.register_buffer("target_mean", torch.tensor(card.target_mean))
+            self.register_buffer("target_std", torch.tensor(card.target_std))
+        self.outputs = len(card.classes)
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network((inputs - self.mean) / self.std)
+        if self.task == "multilabel":
+            return logits.sigmoid()
+        if self.task == "regression":
+            return logits.view(-1, self.outputs) * self.target_std + self.target_mean
         return logits.softmax(1)
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """A model and its card. `run` maps float32 inputs, as for `DeployedModel`, to probabilities."""
+class Predictor:
+    """A model and its card. `run` maps inputs to outputs, as `DeployedModel` does."""
 
     card: Card
     run: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, deployed: DeployedModel, card: Card) -> "Classifier":
-        """A classifier that runs a torch module."""
+    def of(cls, deployed: DeployedModel, card: Card) -> "Predictor":
+        """A predictor that runs a torch module."""
         return cls(card, torch.no_grad()(deployed))
 
-    def probabilities(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor) -> Tensor:
         """Run the model; a result that contradicts its card is refused."""
         try:
-            probabilities = self.run(inputs)
+            outputs = self.run(inputs)
         except Exception as problem:  # a graph from an untrusted file can raise anything
             reason = str(problem).strip().partition("\n")[0]
             raise DataError(
                 f"The model does not accept {self.card.input} of {list(self.card.shape)}: {reason}"
             ) from problem
-        shape = list(probabilities.shape)
+        shape = list(outputs.shape)
         expected = [len(inputs), len(self.card.classes)]
+        if self.card.task == "segmentation":
+            expected += self.card.shape[1:]
         if shape != expected:
             raise DataError(
                 f"The model returns shape {shape}; according to its card it is {expected}."
             )
-        if not probabilities.isfinite().all():
+        if not outputs.isfinite().all():
             raise DataError("The model returns numbers that are not finite.")
-        return probabilities
+        return outputs
 
     def predict(
-        self, paths: Sequence[Path], progress: Callable[[], None] = lambda: None
+        self,
+        paths: Sequence[Path],
+        progress: Callable[[], None] = lambda: None,
+        masks: Path | None = None,
     ) -> list[Prediction]:
-        """Classify image files or the rows of tables, in this process.
+        """Predict for image files or the rows of tables, in this process.
 
-        A file that cannot be read does not affect the others. `progress` is called after every file
+        A segmentation writes the class of each pixel into the folder `masks`, if there is one. A
+        file that cannot be read does not affect the others. `progress` is called after every file
         and every batch. A graph from an untrusted file may never return: `predict_files` runs it in
         another process.
         """
@@ -101,17 +120,29 @@ class Classifier:
 
         for start in range(0, len(readable), BATCH):
             batch = readable[start : start + BATCH]
-            probabilities = self.probabilities(torch.stack([inputs for _, inputs in batch]))
-            for (prediction, _), row in zip(batch, probabilities, strict=True):
-                order = row.argsort(descending=True, stable=True).tolist()
-                prediction.guesses = [(self.card.classes[k], float(row[k])) for k in order]
+            outputs = self.outputs(torch.stack([inputs for _, inputs in batch]))
+            for (prediction, _), output in zip(batch, outputs, strict=True):
+                self._fill(prediction, output, masks)
             progress()
         return predictions
+
+    def _fill(self, prediction: Prediction, output: Tensor, masks: Path | None) -> None:
+        """Set the guesses of one sample: of classes the most probable first, others in order."""
+        classes = self.card.classes
+        if self.card.task == "segmentation":
+            pixels = output.argmax(0).to(torch.uint8)
+            if masks is not None:
+                write_mask(masks / f"{prediction.path.stem}.png", pixels, prediction.resized_from)
+            output = torch.bincount(pixels.flatten(), minlength=len(classes)) / pixels.numel()
+        order = list(range(len(classes)))
+        if self.card.task == "classification":
+            order = output.argsort(descending=True, stable=True).tolist()
+        prediction.guesses = [(classes[k], float(output[k])) for k in order]
 
     def _read(self, path: Path) -> list[tuple[Prediction, Tensor]]:
         """The inputs in one file, each with its prediction, still empty."""
         if self.card.columns:
-            rows = read_rows(path, self.card.columns, self.card.label)
+            rows = read_rows(path, self.card.columns, self.card.label_columns)
             predictions = [Prediction(path, line) for line in rows.lines]
             return list(zip(predictions, rows.inputs, strict=True))
         image = read_image(path, self.card.shape)
@@ -152,3 +183,12 @@ def _open_image(path: Path, mode: str) -> Image.Image:
     except UnreadableImageError as problem:
         fix = f"; {problem.fix}" if problem.fix else ""
         raise DataError(f"The image {path} cannot be read: {problem}{fix}.") from None
+
+
+def write_mask(path: Path, pixels: Tensor, size: tuple[int, int] | None) -> None:
+    """Write the class of each pixel as a grey PNG, resized to (width, height) of the image."""
+    mask = Image.fromarray(pixels.numpy())
+    if size is not None:
+        mask = mask.resize(size, Image.Resampling.NEAREST)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask.save(path, "PNG")
