@@ -218,7 +218,7 @@ def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    words = [*TINY, "rounds=30"]
+    words = [*TINY, "rounds=20"]
     ExperimentRun.create(compose({}, [*words, "peers=3"]), tmp_path / "simulated").run()
     out = tmp_path / "up run"
     first = dispfl("up", "--peers", "3", *words, "--out", out)
@@ -231,7 +231,7 @@ def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
     assert f"Stopped; finished rounds are saved. Resume with: dispfl up --resume '{out}'" in said
     assert read_summary(out) is None
     stopped_at = json.loads((out / SITES / "001/run/status.json").read_bytes())["round"]
-    assert 2 <= stopped_at < 30
+    assert 2 <= stopped_at < 20
 
     other = dispfl("up", "--resume", out, "train.lr=0.5")
     refused, _ = other.communicate(timeout=PATIENCE)
@@ -247,7 +247,7 @@ def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
     assert [record["traffic"] for record in read_metrics(out)] == [
         record["traffic"] for record in read_metrics(tmp_path / "simulated")
     ]
-    assert len(rounds_of(out / SITES / "001/run")) == 30
+    assert len(rounds_of(out / SITES / "001/run")) == 20
 
 
 def test_peers_end_when_dispfl_up_is_killed_and_can_be_resumed(tmp_path: Path) -> None:

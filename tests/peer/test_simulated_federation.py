@@ -46,12 +46,12 @@ def shown(failed: dict[int, BaseException]) -> str:
 def test_all_peers_finish_and_never_mix_rounds_or_count_a_model_twice() -> None:
     """Also: finite weights, exact densities, no round beyond twice its deadline, fast recovery
     after a restart."""
-    failed = failures(check, 20, 0.5)
+    failed = failures(check, 10, 0.5)
     assert not failed, shown(failed)
 
 
 def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
-    failed = failures(check_sites, 40, 0.5)
+    failed = failures(check_sites, 20, 0.5)
     assert not failed, shown(failed)
 
 
