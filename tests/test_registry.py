@@ -123,7 +123,11 @@ def test_a_reference_is_found_in_the_current_directory_and_written_to_the_config
     )
     assert (made.method.name, made.topology.name, made.partition.name) == ("Mine", "Circle", "Same")
     written = made.to_toml()
-    assert written["method"] == {"name": "own_components:Mine", "strength": 0.1}
+    assert written["method"] == {
+        "name": "own_components:Mine",
+        "private": [],
+        "strength": 0.1,
+    }
     assert written["topology"]["name"] == "own_components:Circle"
     assert written["partition"]["name"] == "own_components:Same"
     assert compose(written) == made
@@ -245,7 +249,11 @@ def test_entry_points_add_short_names_below_the_built_in_ones(
 ) -> None:
     sys.path.insert(0, str(here))
     entry_points |= {"mine": "own_components:Mine", "local": "own_components:Named"}
-    assert compose({}, ["method=mine"]).to_toml()["method"] == {"name": "mine", "strength": 0.5}
+    assert compose({}, ["method=mine"]).to_toml()["method"] == {
+        "name": "mine",
+        "private": [],
+        "strength": 0.5,
+    }
     assert compose({}, ["method=own_components:Mine"]).to_toml()["method"]["name"] == "mine"
     assert compose({}, ["method=local"]).method.name == "local"
     assert list(METHODS)[-1] == "mine"
