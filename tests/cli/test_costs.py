@@ -84,7 +84,7 @@ def test_the_table_has_a_line_per_layer_then_both_totals() -> None:
     assert text.startswith(
         "cnn on fashion-mnist (1x28x28, 10 classes), dpsgd, random; 20 peers with 3000 samples"
     )
-    assert ["conv1.weight", "16x1x3x3", "1.000", "144", "0.06"] in lines
+    assert ["conv1.weight", "16x1x3x3", "1.000", "144", "56.45"] in lines
     assert ["norm1.bias", "16", "1.000", "16", "–"] in lines
     assert ["as", "the", "paper", "counts", "–", "4.24", "4.24"] in [line[:7] for line in lines]
     assert ["on", "the", "wire", "4.24", "4.24", "4.24"] in lines
@@ -224,13 +224,13 @@ def test_with_channels_the_table_has_the_shapes_of_the_small_network() -> None:
         line.split()
         for line in printed(*SMALL, "peers=12", "method.structure=channels").splitlines()
     ]
-    assert ["layer", "shape", "small", "density", "MFLOPs"] in lines
+    assert ["layer", "shape", "small", "density", "kFLOPs"] in lines
     [conv2] = [line for line in lines if line[:1] == ["conv2.weight"]]
     out, into, *_ = map(int, conv2[2].split("x"))
     assert float(conv2[3]) == pytest.approx(out * into / (32 * 16), abs=5e-4)
     assert out < 32
     groups = printed(*SMALL, "peers=12", "method.structure=channels", "method.density=[0.2,0.8]")
-    assert ["layer", "shape", "density", "kept", "MFLOPs"] in [
+    assert ["layer", "shape", "density", "kept", "kFLOPs"] in [
         line.split() for line in groups.splitlines()
     ]
 
@@ -263,7 +263,7 @@ def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     monkeypatch.chdir(tmp_path)
     mine = ("data=fashion-mnist", "model.factory=rows_net:Rows", "peers=12", "method=local")
     lines = [line.split() for line in printed(*mine).splitlines()]
-    assert ["products", "of", "activations", "0.09"] in lines
+    assert ["products", "of", "activations", "87.81"] in lines
     assert "FLOPs do not include pair (Bilinear), trilinear (an operation)" in printed(*mine)
     costs = found(*mine)
     assert costs["fixed_forward_flops"] == 2 * 28 * 28 * 28 * 2

@@ -141,6 +141,30 @@ def test_a_variant_is_a_row_beside_its_method_everywhere(dispfl: Dispfl, tmp_pat
     assert json.loads((out / "comparison.json").read_text()) == found
 
 
+def test_a_table_for_a_paper(dispfl: Dispfl, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    rows = ["dispfl@label=ours & <more>", "local", *TINY, "rounds=1"]
+    shown = ["--against", "local", "--percent", "--columns", "score,against"]
+    printed = dispfl("compare", *rows, *shown, "--out", out).out
+    assert "accuracy (%)" in printed
+    assert re.search(r"ours & <more> +\d\d\.\d +untested", printed)
+    assert r"ours \& $<$more$>$ &" in (out / "comparison.tex").read_text()
+    assert "Difference to Local" in (out / "report.html").read_text()
+    assert "ours &amp; &lt;more&gt;" in (out / "report.html").read_text()
+    assert read_summary(out / "dispfl" / "seed-0") is not None  # a label is no setting
+
+    refusal = dispfl("compare", *rows, "--columns", "bites", "--out", tmp_path / "no")
+    assert "--columns has no 'bites'. There are: score, std" in refusal.err
+    assert not (tmp_path / "no").exists()
+
+    again = dispfl("table", out, "--columns", "score", "--out", tmp_path / "t.md").out
+    assert "ours & <more>" in again
+    assert (tmp_path / "t.md").read_text().startswith("| method ")
+    dispfl("report", out, "--against", "local", "-o", tmp_path / "page.html")
+    assert "Difference to Local" in (tmp_path / "page.html").read_text()
+    assert "none of the rows" in dispfl("table", out, "--against", "me").err
+
+
 def test_a_sweep_has_a_row_for_each_value(
     dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,8 +73,8 @@ def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
         assert cells[2] == f"{min(accuracy['per_peer']):.2f} to {max(accuracy['per_peer']):.2f}"
         megabytes = [busiest["paper_mb_per_round"], busiest["wire_mb_per_round"]]
         assert cells[3] == f"{summary['test_loss']['mean']:.3f}"
-        assert cells[4:6] == ["0.00" if value == 0 else f"{value:.2g}" for value in megabytes]
-        assert float(cells[6]) == pytest.approx(summary["flops_per_peer_round"] / 1e6, rel=0.05)
+        assert cells[4:6] == [f"{1e3 * value:.2f}" for value in megabytes]  # in kB
+        assert float(cells[6]) == pytest.approx(summary["flops_per_peer_round"] / 1e3, rel=0.05)
         assert cells[7:] == [
             format_seconds(summary["seconds_per_peer_round"]),
             str(summary["rounds"]),

@@ -182,7 +182,7 @@ def test_output_is_a_line_per_round_then_the_table_then_the_path(
             "Network: cnn, 105,962 weights.",
             "Method: Local; 1 round of 1 epoch in batches of 32.",
         ]
-        assert lines[3].startswith("A round: nothing is sent, 0.0")
+        assert lines[3].startswith("A round: nothing is sent, 4")
         assert lines[4].startswith("local round 1/1 · accuracy ")
         assert lines[-2:] == [f"Run directory: {path}", f"Report: {path}/report.html"]
         assert (tmp_path / path / "report.html").read_text().startswith("<!doctype html>")
@@ -208,8 +208,8 @@ def test_the_first_lines_say_what_a_round_moves_and_computes_as_it_then_does(
     assert lines[2] == "Method: Dis-PFL, random topology; 1 round of 1 epoch in batches of 32."
     assert (
         lines[3]
-        == f"A round: {record['busiest']['wire_mb']:.3g} MB on the wire of the busiest node, "
-        f"{record['flops_per_peer'] / 1e9:.3g} GFLOPs of training for a peer that trains."
+        == f"A round: {record['busiest']['wire_mb']:.2f} MB on the wire of the busiest node, "
+        f"{record['flops_per_peer'] / 1e6:.2f} MFLOPs of training for a peer that trains."
     )
 
 

@@ -106,7 +106,7 @@ def test_an_unfinished_run_shows_its_rounds_so_far_and_how_to_resume(tmp_path: P
 
 def test_a_run_that_was_stopped_before_its_first_round_has_dashes(tmp_path: Path) -> None:
     text = show(make(tmp_path / "run"))
-    assert rows(text)[0] == ["Dis-PFL", "0", "–", "–", "0.00", "0.00", "0.00", "0.0"]
+    assert rows(text)[0] == ["Dis-PFL", "0", "–", "–", "0", "0", "0", "0.0"]
     assert "0 of 4 rounds" in text
 
 

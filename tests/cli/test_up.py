@@ -103,11 +103,12 @@ def shown(width: int, *, sent: int, rounds: int, state: str) -> list[str]:
 def test_the_live_table_fits_into_80_columns_with_every_peer_on_one_line(width: int) -> None:
     lines = shown(width, sent=123_456_789_000, rounds=500, state="serving")
     assert len(lines) == 2 + 1 + 3  # two lines of headings, a rule and the peers
-    headings = {word for one in HEADINGS for word in one.split()} - {"score"} | {
-        "accuracy"
-    }  # the metric's name
+    headings = {word for one in HEADINGS for word in one.split()} - {"score", "MB"} | {
+        "accuracy",
+        "GB",
+    }  # the metric's name, and the unit of the largest
     assert {word for line in lines[:2] for word in line.split()} == headings
-    assert " ".join(lines[3].split()) == "000 500/500 0.500 123457 123457 2.0 500 12 3 serving"
+    assert " ".join(lines[3].split()) == "000 500/500 0.500 123.5 123.5 2.0 500 12 3 serving"
     assert max(map(len, lines)) <= 80
 
 

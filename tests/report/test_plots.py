@@ -63,7 +63,8 @@ def test_one_run_is_one_curve(tmp_path: Path) -> None:
 
 def test_two_runs_are_two_curves_the_better_one_above(tmp_path: Path) -> None:
     better, worse = a_run(tmp_path / "dispfl", [0.95] * 3), a_run(tmp_path / "local", [0.65] * 3)
-    plot_runs([worse, better], tmp_path / "curve.png")
+    lowest = a_run(tmp_path / "fedavg", [0.1] * 3)
+    plot_runs([worse, better, lowest], tmp_path / "curve.png")
     assert height_of_the_curve(tmp_path / "curve.png", ORANGE) > height_of_the_curve(
         tmp_path / "curve.png", BLUE
     )
@@ -71,13 +72,27 @@ def test_two_runs_are_two_curves_the_better_one_above(tmp_path: Path) -> None:
 
 def test_accuracy_after_mixing_is_a_second_dashed_line(tmp_path: Path) -> None:
     plain = a_run(tmp_path / "plain", [0.9] * 3)
-    mixed = a_run(tmp_path / "mixed", [0.9] * 3, mixed=0.7)
+    mixed = a_run(tmp_path / "mixed", [0.9] * 3, mixed=0.95)
     for run in (plain, mixed):
         plot_runs([run], tmp_path / f"{run.name}.png")
-    upper = {
-        name: drawn(tmp_path / f"{name}.png", BLUE)[: HEIGHT // 2] for name in ("plain", "mixed")
+    without_legend = {
+        name: drawn(tmp_path / f"{name}.png", BLUE)[: HEIGHT * 3 // 4]
+        for name in ("plain", "mixed")
     }
-    assert upper["mixed"].any(axis=1).sum() > upper["plain"].any(axis=1).sum()
+    assert without_legend["mixed"].any(axis=1).sum() > without_legend["plain"].any(axis=1).sum()
+
+
+def test_the_axis_fits_the_data(tmp_path: Path) -> None:
+    """From 0.90 to 0.92, with a band of 0.01 around it, is half of the axis, and not a fiftieth."""
+    plot_runs([a_run(tmp_path / "dispfl", [0.90, 0.91, 0.92])], tmp_path / "curve.png")
+    rows = np.flatnonzero(drawn(tmp_path / "curve.png", BLUE)[: HEIGHT * 3 // 4].any(axis=1))
+    assert np.ptp(rows) > HEIGHT / 4
+
+
+def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / "a_b" / r"$\frac{$", [0.5]), a_run(tmp_path / "_hidden", [0.4])]
+    plot_runs(runs, tmp_path / "curve.png")
+    assert drawn(tmp_path / "curve.png", ORANGE)[HEIGHT * 3 // 4 :].any()
 
 
 def test_rounds_without_evaluation_are_omitted(tmp_path: Path) -> None:

@@ -89,9 +89,12 @@ def test_a_wide_table_has_the_other_metrics_and_the_test_loss(tmp_path: Path) ->
     assert "f1" not in " ".join(table_of(printed(run)))
 
 
-def test_large_numbers_have_no_digits_after_the_point(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", flops_per_peer_round=8.3e12, seconds=98_765.4)
-    assert table_of(printed(run))[-1].split()[-2:] == ["8300", "98765"]
+def test_large_and_small_numbers_have_units_of_their_own(tmp_path: Path) -> None:
+    small = {"paper_mb_per_round": 0.00012, "wire_mb_per_round": 0.00034, "connections": 1}
+    run = a_run(tmp_path / "run", flops_per_peer_round=8.3e12, seconds=98_765.4, busiest=small)
+    _, heading, _, row = table_of(printed(run))
+    assert heading.split()[-4:] == ["kB/round", "kB/round", "peer", "s"]
+    assert row.split()[-4:] == ["0.12", "0.34", "8.30", "98765"]
 
 
 def test_the_legend_and_the_directory_follow_the_table(tmp_path: Path) -> None:

@@ -103,13 +103,13 @@ def test_one_density_makes_no_groups(write: Write) -> None:
     assert read_run(write("a", [[0.5]], own={"density": 0.5})).densities is None
 
 
-def test_traffic_is_the_mean_over_rounds_in_megabytes(write: Write) -> None:
+def test_traffic_is_the_mean_over_rounds(write: Write) -> None:
     path = write("a", [[0.5, 0.5], [0.5, 0.5]])
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     lines[0]["traffic"] = {"000": [2_000_000, 0], "server": [0, 2_000_000]}
     lines[1]["traffic"] = {"000": [4_000_000, 1_000_000]}
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_run(path).traffic == {"000": (3.0, 0.5), "001": (0.0, 0.0), "server": (0.0, 1.0)}
+    assert read_run(path).traffic == {"000": (3e6, 0.5e6), "001": (0, 0), "server": (0, 1e6)}
 
 
 def test_a_run_whose_metrics_lack_traffic_has_none(write: Write) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from dispfl.report.runs import relative_to_page
 from dispfl.report.wording import (
-    flops_unit_of_largest,
     format_amount,
     format_ratio,
     format_seconds,
@@ -34,14 +33,6 @@ def test_lists_end_with_and() -> None:
 )
 def test_amounts_have_a_sensible_number_of_digits(value: float, text: str) -> None:
     assert format_amount(value) == text
-
-
-@pytest.mark.parametrize(
-    ("flops", "unit"),
-    [(8.3e12, (1e12, "TFLOPs")), (5.4e8, (1e9, "GFLOPs")), (5e4, (1e6, "MFLOPs"))],
-)
-def test_flops_have_the_unit_of_the_largest(flops: float, unit: tuple[float, str]) -> None:
-    assert flops_unit_of_largest([1.0, flops]) == unit
 
 
 def test_ratios_are_percent_below_one_and_factors_above() -> None:

@@ -12,6 +12,7 @@ from dispfl.config import read_toml
 from dispfl.core.flat_module import FlatModule
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.dispfl import DisPFL
+from dispfl.runs.directory import read_labels
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import (
     GridCallbacks,
@@ -19,7 +20,9 @@ from dispfl.runs.grid import (
     RunState,
     check_grid,
     methods_grid,
+    reference_names,
     run_missing,
+    save_labels,
     sweep_grid,
 )
 from dispfl.runs.loop import RunObserver
@@ -360,3 +363,53 @@ def test_the_number_of_workers_may_differ(grid: list[GridRun]) -> None:
     check_grid(
         methods_grid(["dispfl", "local", *TINY, "workers=2"], {}, 1, grid[0].path.parents[1])
     )
+
+
+def test_a_label_names_a_row_and_is_no_setting(tmp_path: Path) -> None:
+    variants = ['dispfl@label="ours, sparse",method.density=0.2', "dispfl@label=plain", "local"]
+    cells = methods_grid(variants, {}, 1, tmp_path)
+    assert [(cell.path.parent.name, cell.label) for cell in cells] == [
+        ("dispfl@method.density=0.2", "ours, sparse"),
+        ("dispfl", "plain"),
+        ("local", ""),
+    ]
+    assert cells[1].experiment == methods_grid(["dispfl"], {}, 1, tmp_path)[0].experiment
+
+    save_labels(cells, tmp_path)
+    assert read_labels(tmp_path) == {"dispfl@method.density=0.2": "ours, sparse", "dispfl": "plain"}
+    save_labels(methods_grid(["dispfl"], {}, 1, tmp_path), tmp_path)
+    assert read_labels(tmp_path) == {"dispfl@method.density=0.2": "ours, sparse"}
+    with refused(ConfigError, key="label"):
+        methods_grid(["dispfl@label="], {}, 1, tmp_path)
+
+
+def test_values_of_a_sweep_have_labels() -> None:
+    cells = sweep_grid(["method.density=0.2@label=sparse,0.5", "peers=4,8"], {}, 1, OUT)
+    assert [cell.row for cell in cells[:2]] == [
+        {"method.density": "sparse", "peers": "4"},
+        {"method.density": "sparse", "peers": "8"},
+    ]
+    assert [cell.label for cell in cells[1:3]] == ["sparse, peers=8", ""]
+    assert cells[0].path == OUT / "method.density=0.2,peers=4" / "seed-0"
+    assert densities(cells) == [0.2, 0.2, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("ours", {"method": "dispfl@method.density=0.2"}),
+        ("dispfl@method.density=0.2", {"method": "dispfl@method.density=0.2"}),
+        ("local", {"method": "local"}),
+    ],
+)
+def test_a_reference_is_a_row_or_its_label(text: str, names: dict[str, str]) -> None:
+    cells = methods_grid(["dispfl@method.density=0.2,label=ours", "local"], {}, 1, OUT)
+    assert reference_names(cells, text) == names
+
+
+def test_a_reference_of_a_sweep_is_a_value() -> None:
+    cells = sweep_grid(["method=dispfl,local", "data=mnist,fashion-mnist"], {}, 1, OUT)
+    assert reference_names(cells, "local") == {"method": "local"}
+    assert reference_names(cells, "method=local") == {"method": "local"}
+    with refused(ConfigError, key="--against"):
+        reference_names(cells, "fedavg")

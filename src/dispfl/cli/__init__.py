@@ -21,6 +21,7 @@ from dispfl.cli import (
     privacy,
     reproduce,
     run,
+    table,
     up,
 )
 from dispfl.errors import DispflError
@@ -70,6 +71,7 @@ app.command("explain")(explain.explain)
 app.command("masks")(masks.masks)
 app.command("bound")(bound.bound)
 app.command("report")(run.report)
+app.command("table")(table.table)
 app.command("export")(export.export)
 app.command("predict")(export.predict)
 app.command("up")(up.up)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.report.units import BYTES, FLOPS, axis_unit, common_unit
 from dispfl.terminal import SafeConsole, number_table, print_text
 
 if TYPE_CHECKING:
@@ -207,7 +208,9 @@ def _layers_table(estimated: "RoundCosts") -> "Table":
     """Return the layers; with masks of channels, with the shapes of the small network."""
     small = estimated.layers[0].small_shape is not None
     headings = ("small", "density") if small else ("density", "kept")
-    table = number_table("layer", "shape", *headings, "MFLOPs")
+    forward = estimated.fixed_flops + sum(layer.flops for layer in estimated.layers)
+    unit = axis_unit(forward, FLOPS)
+    table = number_table("layer", "shape", *headings, unit.name)
 
     def add(name: str, shape: str, kept: str, density: float, flops: str) -> None:
         share = f"{density:.3f}"
@@ -218,42 +221,33 @@ def _layers_table(estimated: "RoundCosts") -> "Table":
         kept_weights = f"{layer.kept:,.0f}"
         if layer.small_shape is not None:
             kept_weights = _shape(layer.small_shape)
-        flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else UNKNOWN
+        flops = unit.text(layer.flops) if layer.flops else UNKNOWN
         add(layer.name, _shape(layer.shape), kept_weights, layer.kept / layer.size, flops)
     if estimated.fixed_flops:
-        flops = f"{estimated.fixed_flops / 1e6:,.2f}"
+        flops = unit.text(estimated.fixed_flops)
         table.add_row("products of activations", "", "", "", flops)
     table.add_section()
-    forward = estimated.fixed_flops + sum(layer.flops for layer in estimated.layers)
     density = estimated.kept / estimated.parameters
     parameters = f"{estimated.parameters:,}"
     kept_weights = f"{estimated.kept:,.0f}"
-    add("all", parameters, kept_weights, density, f"{forward / 1e6:,.2f}")
+    add("all", parameters, kept_weights, density, unit.text(forward))
     return table
 
 
 def _totals_table(estimated: "RoundCosts", wire: "WireCosts") -> "Table":
+    counted = [1e6 * estimated.busiest_mb, 1e6 * estimated.mean_mb]
+    sent = [1e6 * wire.busiest_up_mb, 1e6 * wire.busiest_down_mb, 1e6 * wire.mean_mb]
+    unit = common_unit([*counted, *sent], BYTES)
     table = number_table(
         "\nper round",
-        "busiest node\nMB up",
-        "busiest node\nMB down",
-        "mean peer\nMB down",
+        f"busiest node\n{unit.name} up",
+        f"busiest node\n{unit.name} down",
+        f"mean peer\n{unit.name} down",
         "per peer\nFLOPs",
     )
-    table.add_row(
-        "as the paper counts",
-        UNKNOWN,
-        f"{estimated.busiest_mb:,.2f}",
-        f"{estimated.mean_mb:,.2f}",
-        _flops(estimated.flops_per_peer),
-    )
-    table.add_row(
-        "on the wire",
-        f"{wire.busiest_up_mb:,.2f}",
-        f"{wire.busiest_down_mb:,.2f}",
-        f"{wire.mean_mb:,.2f}",
-        "",
-    )
+    flops = _flops(estimated.flops_per_peer)
+    table.add_row("as the paper counts", UNKNOWN, *map(unit.text, counted), flops)
+    table.add_row("on the wire", *map(unit.text, sent), "")
     return table
 
 
@@ -289,7 +283,7 @@ def _legend(inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts") ->
     if wire.peers_drawn < inputs.peers:
         drawn = f"masks of {wire.peers_drawn} peers drawn"
     notes = [
-        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {work}.",
+        f"By layer: FLOPs of one sample, forward{over}. Per peer: its local training; {work}.",
         "Normalization, activations and pooling are free, as in the paper.",
         (
             "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers"

@@ -17,7 +17,6 @@ from dispfl.terminal import SafeConsole, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dispfl.report.runs import RecordedRun
     from dispfl.runs.grid import GridRun
 
 ConfigOption = Annotated[
@@ -65,6 +64,45 @@ FormatOption = Annotated[
 ]
 
 
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="ROW",
+        help=(
+            "The row that the others are compared with, peer by peer: a method, a variant, a label,"
+            " or in a sweep KEY=VALUE. Default: dispfl, or the first row."
+        ),
+    ),
+]
+ColumnsOption = Annotated[
+    str,
+    typer.Option(
+        "--columns",
+        metavar="NAME,...",
+        help=(
+            "The table's columns: score, std, against, difference, busiest, wire, flops, flops-all,"
+            " seconds, time, rounds-to-0.6, or the name of another metric."
+        ),
+    ),
+]
+PercentOption = Annotated[
+    bool, typer.Option("--percent", help="Print scores in percent instead of fractions.")
+]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How the runs of a grid are compared and shown."""
+
+    targets: str
+    budget: str
+    figure: str
+    against: str | None
+    columns: Sequence[str]
+    percent: bool
+
+
 @dataclass(frozen=True)
 class GridOptions:
     """The options that `compare` and `sweep` share."""
@@ -73,11 +111,9 @@ class GridOptions:
     seeds: int
     out: Path | None
     data_dir: Path | None
-    targets: str
-    budget: str
     track: str | None
     jobs: int
-    figure: str
+    view: TableOptions
 
 
 def compare(
@@ -97,11 +133,15 @@ def compare(
     track: TrackOption = None,
     jobs: JobsOption = 1,
     figure: FormatOption = "png",
+    against: AgainstOption = None,
+    columns: ColumnsOption = "",
+    percent: PercentOption = False,
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
     A method may be compared with variants of itself: a variant is the method,
-    an @, and the settings in which it differs.
+    an @, and the settings in which it differs. label=TEXT among them is the
+    name of its row.
     Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated with
     more methods, more seeds, other targets or another budget, with more
@@ -114,10 +154,12 @@ def compare(
 
     Example: dispfl compare dispfl local rounds=10 --seeds 3 --targets 0.6,0.7
     Example: dispfl compare dispfl dispfl@method.structure=channels
+    Example: dispfl compare dispfl@label=ours fedavg --against fedavg --percent
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
+    view = TableOptions(targets, budget, figure, against, split_commas(columns), percent)
+    options = GridOptions(config, seeds, out, data_dir, track, jobs, view)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -138,13 +180,17 @@ def sweep(
     track: TrackOption = None,
     jobs: JobsOption = 1,
     figure: FormatOption = "png",
+    against: AgainstOption = None,
+    columns: ColumnsOption = "",
+    percent: PercentOption = False,
 ) -> None:
     """Train with every value of a setting, and print one table.
 
     A key with several values is swept; several such keys give every
     combination. A value that is itself a list is written in brackets:
     method.density=[0.2,0.4],[0.5] sweeps over two lists, and
-    method.density=[0.2,0.4] is one list for all runs.
+    method.density=[0.2,0.4] is one list for all runs. A value may be followed
+    by the label of its row: method.density=0.2@label=sparse,0.8.
     Runs are written to OUT/<key>=<value>/seed-<n>; everything else is as in
     dispfl compare.
 
@@ -152,7 +198,8 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
+    view = TableOptions(targets, budget, figure, against, split_commas(columns), percent)
+    options = GridOptions(config, seeds, out, data_dir, track, jobs, view)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -167,8 +214,9 @@ def run_and_compare(
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
     from dispfl.core.metric import SHARES
+    from dispfl.report.result_tables import check_columns
     from dispfl.runs.directory import check_learned
-    from dispfl.runs.grid import check_grid
+    from dispfl.runs.grid import check_grid, reference_names, save_labels
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(options.track)
@@ -180,12 +228,17 @@ def run_and_compare(
         metrics: set[str] = set()
         for cell in cells:
             metrics.update(cell.experiment.metric)
-        targets = parse_targets(options.targets, shares=metrics <= SHARES)
+        targets = parse_targets(options.view.targets, shares=metrics <= SHARES)
+        against: Mapping[str, str] | None = None
+        if options.view.against is not None:
+            against = reference_names(cells, options.view.against)
+        check_columns(options.view.columns, metrics, targets)
         check_grid(cells)
+        save_labels(cells, out)
         print_text(console, _count_states(cells))
         resume_options = [] if options.out else ["--out", str(out)]
         run_grid(cells, console, options.track, resume_options, options.jobs)
-        _write_comparison(cells, out, targets, options.budget, options.figure, console)
+        _write_comparison(cells, out, targets, options.view, against, console)
         for cell in cells:
             check_learned(cell.path)
 
@@ -260,36 +313,46 @@ def _count_states(cells: "Sequence[GridRun]") -> str:
     return f"{counts}: {', '.join(parts)}."
 
 
-def _row_names(
-    cells: "Sequence[GridRun]", runs: "Sequence[RecordedRun]"
-) -> "list[Mapping[str, str]]":
-    """Return the name of each run's row: the label of its method, or the swept keys."""
-    from dispfl.report.labels import row_labels
-
-    if any(cell.row.keys() != {"method"} for cell in cells):
-        return [cell.row for cell in cells]
-    return [{"method": label} for label in row_labels([run.config for run in runs])]
+def _first_named(cells: "Sequence[GridRun]", names: "Mapping[str, str]") -> int:
+    """Return the position of the first run of a row with these names."""
+    for position, cell in enumerate(cells):
+        if names.items() <= cell.row.items():
+            return position
+    raise AssertionError("reference_names returns the names of a row")
 
 
 def _write_comparison(
     cells: "Sequence[GridRun]",
     out: Path,
     targets: Sequence[float],
-    budget: str,
-    figure: str,
+    options: TableOptions,
+    against: "Mapping[str, str] | None",
     console: "Console",
 ) -> None:
     from dispfl.extras import can_draw
-    from dispfl.report.comparison import compare_runs
+    from dispfl.report.comparison import compare_runs, in_percent
     from dispfl.report.page import write_page
     from dispfl.report.result_tables import comparison_table, write_tables
-    from dispfl.report.runs import Budget, read_run
+    from dispfl.report.runs import Budget, read_run, run_labels
     from dispfl.report.tables import omitted_note
 
     runs = [read_run(cell.path) for cell in cells]
-    names = _row_names(cells, runs)
-    comparison = compare_runs(zip(names, runs, strict=True), Budget(budget), targets)
-    table = comparison_table(comparison)
+    labels = run_labels(runs)
+    is_sweep = any(cell.row.keys() != {"method"} for cell in cells)
+    names: list[Mapping[str, str]] = [{"method": label} for label in labels]
+    if is_sweep:
+        names = [cell.row for cell in cells]
+    reference = None
+    if against is not None:
+        position = _first_named(cells, against)
+        reference = labels[position]
+        if not is_sweep:
+            against = names[position]
+    named_runs = list(zip(names, runs, strict=True))
+    comparison = compare_runs(named_runs, Budget(options.budget), targets, against)
+    if options.percent:
+        comparison = in_percent(comparison)
+    table = comparison_table(comparison, options.columns)
     drawn, omitted = table.on_console(console)
     console.print(drawn)
     for sentence in table.notes:
@@ -297,15 +360,15 @@ def _write_comparison(
     if omitted:
         print_text(console, omitted_note(omitted, "The files contain all columns."))
 
-    files = write_tables(comparison, out)
+    files = write_tables(comparison, out, columns=options.columns)
     pages = []
     if can_draw():
         from dispfl.report.plots import plot_comparison
 
-        pages.append(out / f"learning-curves.{figure}")
+        pages.append(out / f"learning-curves.{options.figure}")
         plot_comparison(comparison, pages[0])
     pages.append(out / "report.html")
-    write_page(runs, out / "report.html")
+    write_page(runs, out / "report.html", reference)
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
     print_text(console, written)

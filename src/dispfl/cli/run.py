@@ -158,15 +158,16 @@ def describe_run(run: "ExperimentRun") -> list[str]:
 
 def _describe_costs(experiment: "Experiment") -> str:
     from dispfl.costs.estimate import CostInputs, estimate, wire_costs
+    from dispfl.report.units import bytes_text, flops_text
 
     inputs = CostInputs.of(experiment)
     wire = wire_costs(inputs)
-    busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
+    busiest = 1e6 * max(wire.busiest_up_mb, wire.busiest_down_mb)
     traffic = "nothing is sent"
     if busiest:
-        traffic = f"{busiest:.3g} MB on the wire of the busiest node"
-    gflops = estimate(inputs).flops_per_peer / 1e9
-    return f"A round: {traffic}, {gflops:.3g} GFLOPs of training for a peer that trains."
+        traffic = f"{bytes_text(busiest)} on the wire of the busiest node"
+    flops = flops_text(estimate(inputs).flops_per_peer)
+    return f"A round: {traffic}, {flops} of training for a peer that trains."
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -355,6 +356,14 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
         "report.html"
     ),
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="ROW",
+            help="The row that the others are compared with: a method or a label.",
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML page about runs: accuracy, costs and results per peer.
 
@@ -366,5 +375,5 @@ def report(
     from dispfl.report.page import write_report
 
     with reading(directories[0]):
-        write_report(directories, out)
+        write_report(directories, out, against)
     typer.echo(f"Written: {out}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from dispfl.report.units import bytes_text
 from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
@@ -163,8 +164,8 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             name,
             str(peer["round"]) if peer.get("round", -1) >= 0 else "-",
             _ago(peer.get("last_seen")) or "-",
-            f"{peer.get('received_bytes', 0) / 1e6:.2f} MB",
-            f"{peer.get('sent_bytes', 0) / 1e6:.2f} MB",
+            bytes_text(peer.get("received_bytes", 0)),
+            bytes_text(peer.get("sent_bytes", 0)),
             str(peer.get("answered", 0)),
             str(peer.get("missed", 0)),
             _latency(peer),

@@ -12,6 +12,7 @@ import typer
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import read_regular
+from dispfl.report.units import BYTES, axis_unit, bytes_text
 from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def show(path: Path, console: "Console") -> None:
 
 def network_line(network: Mapping[str, Any]) -> str:
     """Describe the bytes of the messages and of the sockets."""
-    text = f"Messages {network['ledger_mb']:.2f} MB, on the sockets {network['socket_mb']:.2f} MB"
+    messages = bytes_text(1e6 * network["ledger_mb"])
+    text = f"Messages {messages}, on the sockets {bytes_text(1e6 * network['socket_mb'])}"
     overhead = network["overhead_percent"]
     if overhead is not None:
         text += f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
@@ -232,17 +234,17 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
     from rich import box
     from rich.table import Table
 
-    from dispfl.report.wording import format_short
-
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in HEADINGS:
-        title = metric if heading == "score" else heading
-        justify: Literal["left", "right"] = "left" if heading in ("peer", "state") else "right"
-        shown.add_column(title, justify=justify, no_wrap=True)
-
     sites = processes.out / "sites"
     statuses = {name: _status(sites / name / "run" / "status.json") for name in processes.names}
     traffic = message_bytes(statuses)
+    unit = axis_unit(max(map(max, traffic.values())), BYTES)
+
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in HEADINGS:
+        title = metric if heading == "score" else heading.replace("MB", unit.name)
+        justify: Literal["left", "right"] = "left" if heading in ("peer", "state") else "right"
+        shown.add_column(title, justify=justify, no_wrap=True)
+
     exit_codes = processes.ended()
     for name, status in statuses.items():
         received, sent = traffic[name]
@@ -255,8 +257,8 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
             name,
             f"{min(status.get('round', 0), rounds)}/{rounds}",
             NO_VALUE if score is None else f"{score:.3f}",
-            format_short(received / 1e6, 2),
-            format_short(sent / 1e6, 2),
+            unit.text(received),
+            unit.text(sent),
             _overhead(status, received + sent),
             str(sum(peer["answered"] for peer in neighbours)),
             str(sum(peer["missed"] for peer in neighbours)),

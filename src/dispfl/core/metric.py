@@ -34,6 +34,8 @@ class Measure:
     name: str
     higher_is_better: bool
     format: str = ".3f"
+    scale: float = 1.0
+    """What values are multiplied with to be printed."""
 
     def __post_init__(self) -> None:
         # It may come from a file: `.99999999f` would take minutes for each number.
@@ -48,7 +50,15 @@ class Measure:
         """Return a value as it is printed, or a dash for None."""
         if value is None:
             return "–"
-        return f"{value:{self.format}}"
+        return f"{self.scale * value:{self.format}}"
+
+    def signed_text(self, value: float) -> str:
+        """Return a difference as it is printed, with its sign."""
+        return f"{self.scale * value:+{self.format}}"
+
+    def in_percent(self) -> "Measure":
+        """Return the same measure of shares, printed in percent."""
+        return Measure(f"{self.name} (%)", self.higher_is_better, ".1f", 100.0)
 
     def gain(self, value: float, other: float) -> float:
         """Return by how much a value is better than another: negative if it is worse."""

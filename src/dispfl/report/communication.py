@@ -8,7 +8,8 @@ from dispfl.report.diagrams import peer_graph, server_star
 from dispfl.report.html import Block, Figure, Figures, Remark, Section, css_class
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import SERVER, Links, RecordedRun
-from dispfl.report.wording import capitalized, format_amount, join_and, number_range, plural
+from dispfl.report.units import BYTES, axis_unit, bytes_text
+from dispfl.report.wording import capitalized, join_and, number_range, plural
 
 MAX_BARS = 200
 MAX_LINKS = 6000
@@ -18,11 +19,11 @@ MAX_LINKS = 6000
 # Traffic of each node
 
 UpDown = tuple[float, float]
-"""Megabytes per round sent and received."""
+"""Bytes per round sent and received."""
 
 
 def traffic_section(results: ReportResults) -> Section:
-    """Return the megabytes per round of each node, busiest first."""
+    """Return the bytes per round of each node, busiest first."""
     section = Section("traffic", "Traffic per node")
     shown: list[tuple[ComparisonRow, dict[str, UpDown]]] = []
     silent = []
@@ -49,7 +50,7 @@ def traffic_section(results: ReportResults) -> Section:
 def _traffic_charts(shown: Sequence[tuple[ComparisonRow, dict[str, UpDown]]]) -> Iterator[Block]:
     """Yield a remark, and one chart for each row, all on one scale."""
     note = (
-        "Megabytes per round on the wire, mean over rounds: sent above the line, received below it."
+        "Traffic per round on the wire, mean over rounds: sent above the line, received below it."
     )
     scale_note = "The busiest nodes come first."
     if len(shown) > 1:
@@ -93,27 +94,29 @@ def _common_range(traffics: Sequence[Mapping[str, UpDown]]) -> tuple[float, floa
 def _traffic_figure(
     row: ComparisonRow, traffic: dict[str, UpDown], y_range: tuple[float, float]
 ) -> Figure:
+    unit = axis_unit(max(map(abs, y_range)), BYTES)
+    low, high = y_range
     ranked = sorted(traffic.items(), key=lambda pair: (-max(pair[1]), pair[0]))
     bars = []
     colour = css_class(row)
     for node, (up, down) in ranked:
-        parts = [(up, colour), (-down, f"{colour} below")]
+        parts = [(up / unit.scale, colour), (-down / unit.scale, f"{colour} below")]
         bars.append(Bar("", parts, f"{_node_name(node)}: {_up_and_down(up, down)}"))
     busiest, load = ranked[0]
     note = f"Busiest: {_node_name(busiest)}, {_up_and_down(*load)}."
     chart = bar_chart(
         thin_out(bars, MAX_BARS),
         "nodes, busiest first",
-        "MB per round",
+        f"{unit.name} per round",
         f"{row.label}. {note}",
-        y_range=y_range,
+        y_range=(low / unit.scale, high / unit.scale),
         mirrored=True,
     )
     return Figure(row.label, chart, note)
 
 
 def _up_and_down(up: float, down: float) -> str:
-    return f"{format_amount(up)} MB up, {format_amount(down)} MB down"
+    return f"{bytes_text(up)} up, {bytes_text(down)} down"
 
 
 def _node_name(node: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dispfl.core.metric import Measure
-from dispfl.errors import RunError
+from dispfl.errors import ConfigError, RunError
 from dispfl.report.differences import Difference, paired_difference
 from dispfl.report.runs import Budget, RecordedRun, RunPoint, read_run
 from dispfl.report.wording import UNKNOWN
@@ -52,7 +52,7 @@ class ComparisonRow:
     def is_named(self, names: Mapping[str, str]) -> bool:
         """Return whether the row has these names: `{"method": "dispfl", "density": "0.5"}`."""
         own_names = {**self.name, "method": self.runs[0].method}
-        return names.items() <= own_names.items()
+        return names.items() <= own_names.items() or names.items() <= self.name.items()
 
     @property
     def scored_runs(self) -> list[RecordedRun]:
@@ -115,6 +115,16 @@ class ComparisonRow:
     def wire_mb(self) -> float:
         """The same as sent."""
         return self._mean(lambda run: run.wire_mb)
+
+    @property
+    def paper_bytes(self) -> float:
+        """Traffic of the busiest node in bytes per round, as the paper counts it."""
+        return 1e6 * self.paper_mb
+
+    @property
+    def wire_bytes(self) -> float:
+        """The same as sent."""
+        return 1e6 * self.wire_mb
 
     @property
     def flops_per_peer(self) -> float:
@@ -215,6 +225,14 @@ def labels_of(rows: Iterable[ComparisonRow]) -> list[str]:
     return [row.label for row in rows]
 
 
+def traffic_per_round(rows: Iterable[ComparisonRow]) -> list[float]:
+    """Return the busiest node's bytes per round in every row, both as counted and as sent."""
+    amounts = []
+    for row in rows:
+        amounts += [row.paper_bytes, row.wire_bytes]
+    return amounts
+
+
 def connections_by_label(rows: Iterable[ComparisonRow]) -> dict[str, int]:
     """Return how many models a node receives in a round at most, by the label of each row."""
     return {row.label: row.connections for row in rows}
@@ -244,6 +262,8 @@ class Comparison:
     targets: Sequence[float] = ()
     against: Mapping[str, str] = field(default_factory=lambda: DISPFL)
     """The names of the rows that the others are compared with."""
+    percent: bool = False
+    """Whether scores are printed in percent."""
 
     @property
     def runs(self) -> list[RecordedRun]:
@@ -255,7 +275,8 @@ class Comparison:
     @property
     def measure(self) -> Measure:
         """What the scores measure."""
-        return self.runs[0].measure
+        measure = self.runs[0].measure
+        return measure.in_percent() if self.percent else measure
 
     @property
     def most_seeds(self) -> int:
@@ -459,6 +480,39 @@ def _first_named(rows: Sequence[ComparisonRow], names: Mapping[str, str]) -> Com
         if row.is_named(names):
             return row
     return rows[0]
+
+
+def in_percent(comparison: Comparison) -> Comparison:
+    """Return the comparison with scores in percent; refuse scores that are no shares."""
+    for run in comparison.runs:
+        for point in run.points:
+            if point.score is not None and not 0 <= point.score <= 1:
+                raise ConfigError(
+                    f"--percent is for shares from 0 to 1, but {run.measure.name} is"
+                    f" {point.score:g} in {run.path}; omit it.",
+                    key="--percent",
+                )
+    return replace(comparison, percent=True)
+
+
+def with_reference(comparisons: Sequence[Comparison], text: str) -> list[Comparison]:
+    """Return the comparisons with the rows that a text names as their references."""
+    referenced = []
+    matches = 0
+    for comparison in comparisons:
+        for row in comparison.rows:
+            if text in (row.label, row.runs[0].method, row.runs[0].path.parent.name):
+                matches += 1
+                comparison = replace(comparison, against=row.name)
+                break
+        referenced.append(comparison)
+    if not matches:
+        labels = dict.fromkeys(row.label for each in comparisons for row in each.rows)
+        raise ConfigError(
+            f"--against {text!r} is none of the rows. There are: {', '.join(labels)}.",
+            key="--against",
+        )
+    return referenced
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from dispfl.report.comparison import (
 from dispfl.report.html import ColourLegend, Figure, Figures, Section, css_class
 from dispfl.report.results import ReportResults, silence_note, split_by_traffic
 from dispfl.report.runs import Budget
-from dispfl.report.wording import format_amount, join_and
+from dispfl.report.units import BYTES, axis_unit, bytes_text
+from dispfl.report.wording import join_and
 from dispfl.runs.metrics import last, main_scores
 
 
@@ -114,6 +115,9 @@ def _figure_by_seconds(results: ReportResults, evaluated: Sequence[ComparisonRow
 
 def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
     curves = _score_curves(evaluated, Budget.BYTES)
+    unit = axis_unit(max(1e6 * row.runs[0].points[-1].wire_mb for row in evaluated), BYTES)
+    for curve in curves:
+        curve.x = [1e6 * megabytes / unit.scale for megabytes in curve.x]
     for row, curve in zip(evaluated, curves, strict=True):
         if not row.wire_mb:
             curve.label += ", which sends nothing"
@@ -121,10 +125,10 @@ def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow
             curve.spread = []
     chart = line_chart(
         curves,
-        "MB through the busiest node so far, on the wire",
+        f"{unit.name} through the busiest node so far, on the wire",
         _score_label(results),
         from_zero=True,
-        x_unit="MB",
+        x_unit=unit.name,
         y_format=results.measure.format,
     )
     return Figure("By traffic", chart, " ".join(_traffic_notes(results)))
@@ -135,7 +139,7 @@ def _traffic_notes(results: ReportResults) -> Iterator[str]:
     sending, silent = split_by_traffic(results.rows)
     if len(sending) == 1:
         total = fmean(run.points[-1].wire_mb for run in sending[0].runs)
-        yield f"{format_amount(total)} MB in total."
+        yield f"{bytes_text(1e6 * total)} in total."
     elif all(row.by_seed.keys() == sending[0].by_seed.keys() for row in sending):
         yield _scores_at_equal_traffic(results, sending)
     if silent:
@@ -151,8 +155,8 @@ def _scores_at_equal_traffic(results: ReportResults, sending: Sequence[Compariso
         if score is not None:
             text = results.measure.text(score)
         scores.append(f"{row.label} {text}")
-    limit = format_amount(fmean(limits.values()))
-    return f"After equal traffic, {limit} MB: {', '.join(scores)}."
+    limit = bytes_text(1e6 * fmean(limits.values()))
+    return f"After equal traffic, {limit}: {', '.join(scores)}."
 
 
 # Mask changes, and other quantities that have a figure

@@ -55,14 +55,14 @@ class Difference:
 
     def mean_text(self, measure: Measure) -> str:
         """`-0.031`."""
-        return f"{self.mean:+{measure.format}}"
+        return measure.signed_text(self.mean)
 
     def interval_text(self, measure: Measure) -> str:
         """`[-0.045, -0.017]`; empty if there are too few pairs."""
         if self.interval is None:
             return ""
         low, high = self.interval
-        return f"[{low:+{measure.format}}, {high:+{measure.format}}]"
+        return f"[{measure.signed_text(low)}, {measure.signed_text(high)}]"
 
     def text(self, measure: Measure) -> str:
         """`-0.031 [-0.045, -0.017]`."""

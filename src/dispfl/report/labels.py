@@ -149,7 +149,7 @@ def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             family.append(settings)
     distinguishing = {}
     for method, rows in rivals.items():
-        distinguishing[method] = _distinguishing_keys(rows)
+        distinguishing[method] = distinguishing_keys(rows)
 
     labels: list[str] = []
     owners: dict[str, dict[str, str]] = {}
@@ -168,7 +168,7 @@ def _label(settings: Mapping[str, str], distinguishing_keys: Sequence[str]) -> s
     if channels:
         details.append("channels")
     for key in distinguishing_keys:
-        details.append(_short(key, settings.get(key, NOT_SET)))
+        details.append(short_setting(key, settings.get(key, NOT_SET)))
     label = METHOD_LABELS.get(name, name)
     if not details:
         return label
@@ -180,7 +180,7 @@ def _family(settings: Mapping[str, str]) -> tuple[str, bool]:
     return settings["method.name"], settings.get("method.structure") == "channels"
 
 
-def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
+def distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a few keys in which no two rows agree.
 
     Keys that all rows have and with many values are preferred.
@@ -205,7 +205,7 @@ def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return chosen
 
 
-def _short(key: str, value: str) -> str:
+def short_setting(key: str, value: str) -> str:
     """`degree 4` for topology.degree, and `ring` for topology.name."""
     field = key.rpartition(".")[2]
     if field == "name":

@@ -59,19 +59,20 @@ HEADLINE_PARTS = {
 """How the most important settings appear in the line below the title."""
 
 
-def write_report(paths: Iterable[Path], out: Path) -> None:
+def write_report(paths: Iterable[Path], out: Path, against: str | None = None) -> None:
     """Write a page about run directories, including all that folders among these paths contain.
 
-    The same runs give the same bytes. An existing page is replaced.
+    The same runs give the same bytes. An existing page is replaced. `against` names the row that
+    the others are compared with.
     """
     if out.is_dir():
         raise RunError(f"{out} is a folder; name the file to write, such as {out / 'report.html'}.")
-    write_page(read_runs(paths), out)
+    write_page(read_runs(paths), out, against)
 
 
-def write_page(runs: Sequence[RecordedRun], out: Path) -> None:
+def write_page(runs: Sequence[RecordedRun], out: Path, against: str | None = None) -> None:
     """Write the same page about runs that are read already."""
-    page = printable(html_page(group_runs(runs), out))
+    page = printable(html_page(group_runs(runs, against), out))
     write_atomically(out, page.encode())
 
 

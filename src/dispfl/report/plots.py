@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from dispfl.core.metric import Measure
 from dispfl.files import write_atomically
 from dispfl.report.comparison import Comparison, MeanCurve, mean_curve
 from dispfl.report.runs import Budget, RecordedRun, load_run, run_labels
+from dispfl.report.units import BYTES, FLOPS, axis_unit
 from dispfl.runs.metrics import main_scores
 
 MARKER_LIMIT = 40
@@ -26,7 +28,7 @@ UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 """By format, the metadata that leave the time out."""
 X_LABELS = {
     Budget.ROUNDS: "communication round",
-    Budget.BYTES: "MB on the wire of the busiest node",
+    Budget.BYTES: "bytes on the wire of the busiest node",
     Budget.FLOPS: "training FLOPs of all peers",
     Budget.SECONDS: "seconds of computing of a peer",
 }
@@ -42,8 +44,8 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     axes = figure.subplots()
     runs = list(map(load_run, paths))
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        _plot_run(axes, run, label, f"C{number}", with_band=len(runs) == 1)
-    _label(axes, Budget.ROUNDS, runs[0].measure.name)
+        _plot_run(axes, run, _literal(label), f"C{number}", with_band=len(runs) == 1)
+    _label(axes, Budget.ROUNDS, runs[0].measure)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
     save_figure(figure, to)
 
@@ -82,16 +84,23 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
         colour = f"C{number % COLOURS}"
         style = "-" if number < COLOURS else "--"
         marker = _marker(curve)
-        axes.plot(curve.x, curve.mean, style, color=colour, marker=marker, label=row.label)
+        label = _literal(row.label)
+        axes.plot(curve.x, curve.mean, style, color=colour, marker=marker, label=label)
         _band(axes, curve, colour)
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
-    _label(axes, comparison.budget, comparison.measure.name)
+    _label(axes, comparison.budget, comparison.measure)
     title = None
     if comparison.most_seeds > 1:
         title = "band: one standard\ndeviation over seeds"
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
     save_figure(figure, to)
+
+
+def _literal(label: str) -> str:
+    """Return a label that matplotlib draws as it is: no formula, and not hidden by its `_`."""
+    escaped = label.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def _marker(curve: MeanCurve) -> str:
@@ -109,10 +118,22 @@ def _band(axes: Axes, curve: MeanCurve, colour: str, label: str | None = None) -
     axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0, label=label)
 
 
-def _label(axes: Axes, budget: Budget, metric: str) -> None:
-    axes.set(xlabel=X_LABELS[budget], ylabel=f"{metric} on own test data (mean over peers)")
-    if metric == "accuracy":
-        axes.set_ylim(0, 1)
+def _label(axes: Axes, budget: Budget, measure: Measure) -> None:
+    """Label the axes; that of y fits the data, and ends where no score can be."""
+    axes.set(xlabel=X_LABELS[budget], ylabel=f"{measure.name} on own test data (mean over peers)")
+    if measure.name.removesuffix(" (%)") == "accuracy":
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0.0), min(high, 1.0))
+    if measure.scale != 1:
+        axes.yaxis.set_major_formatter(lambda score, _: f"{measure.scale * score:.4g}")
+    if budget is Budget.BYTES:
+        unit = axis_unit(1e6 * axes.get_xlim()[1], BYTES)
+        axes.set_xlabel(f"{unit.name} on the wire of the busiest node")
+        axes.xaxis.set_major_formatter(lambda megabytes, _: f"{1e6 * megabytes / unit.scale:.4g}")
+    elif budget is Budget.FLOPS:
+        unit = axis_unit(axes.get_xlim()[1], FLOPS)
+        axes.set_xlabel(f"training {unit.name} of all peers")
+        axes.xaxis.set_major_formatter(lambda flops, _: f"{flops / unit.scale:.4g}")
     if budget is Budget.ROUNDS:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

@@ -1,12 +1,14 @@
 """The table of a comparison, for the terminal and as files: one row per method or swept value."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dispfl.core.report import QUANTITIES
+from dispfl.errors import ConfigError
 from dispfl.files import write_atomically
 from dispfl.report.comparison import (
     VALIDATION,
@@ -14,14 +16,16 @@ from dispfl.report.comparison import (
     ComparisonRow,
     connections_by_label,
     flops_by_label,
+    traffic_per_round,
 )
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.runs import GAP, Budget, RecordedRun
 from dispfl.report.tables import Table, TableColumn, csv_text
+from dispfl.report.units import BYTES, FLOPS, bytes_text, common_unit, flops_text
 from dispfl.report.wording import (
     UNKNOWN,
-    flops_unit_of_smallest,
+    capitalized,
     format_number,
     format_seconds,
     plural,
@@ -37,40 +41,96 @@ BUDGET_UNITS = {
 }
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Return the table of a comparison, with all its columns and the legend."""
-    return Table(list(_columns(comparison)), legend(comparison))
+SCORE = "score"
+"""The key of the column with the main metric."""
 
 
-def _columns(comparison: Comparison) -> Iterator[TableColumn]:
-    """Yield all columns of the table, from left to right."""
+COLUMNS = (
+    SCORE, "std", "against", "difference", "round", "busiest", "wire", "flops", "flops-all",
+    "seconds", GAP, "time",
+)  # fmt: skip
+"""The keys of the columns that a comparison may have, whatever its runs record."""
+
+
+def check_columns(
+    columns: Sequence[str], metrics: Collection[str], targets: Sequence[float]
+) -> None:
+    """Refuse columns that no comparison of runs with these metrics has, before it is made."""
+    keys = [*COLUMNS, *metrics]
+    for target in targets:
+        keys.append(f"rounds-to-{target:g}")
+    for quantity in QUANTITIES:
+        if quantity.column:
+            for metric in metrics:
+                keys.append(_key_of(quantity.column.name.format(metric=metric)))
+    for column in columns:
+        if column not in keys:
+            names = ", ".join(dict.fromkeys(keys))
+            raise ConfigError(f"--columns has no {column!r}. There are: {names}.", key="--columns")
+
+
+def _key_of(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def comparison_table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
+    """Return the table of a comparison with its legend: all columns, or those with these keys."""
+    shown = list(_columns(comparison, with_empty=bool(columns)))
+    table = Table(shown, legend(comparison), caption=_caption(comparison))
+    if not columns:
+        return table
+    return replace(table.choose(columns), notes=legend(comparison, columns))
+
+
+def _columns(comparison: Comparison, with_empty: bool) -> Iterator[TableColumn]:
+    """Yield all columns of the table, from left to right; those without a value if wanted."""
     rows = comparison.rows
     measure = comparison.measure
     spread_priority = 1 if comparison.most_seeds > 1 else 3
+    bytes_unit = common_unit(traffic_per_round(rows), BYTES)
 
     def column(
-        first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]
+        key: str, first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]
     ) -> TableColumn:
-        return TableColumn((first, second), list(map(cell, rows)), priority)
+        return TableColumn((first, second), list(map(cell, rows)), priority, key)
+
+    def traffic(
+        key: str, first: str, priority: int, amount: Callable[[ComparisonRow], float]
+    ) -> TableColumn:
+        cells = bytes_unit.column(list(map(amount, rows)))
+        return TableColumn((first, f"{bytes_unit.name}/round"), cells, priority, key)
 
     yield from _name_columns(rows)
     yield _score_column(comparison)
-    yield column("std over", "peers", spread_priority, lambda row: measure.text(row.peer_std))
-    if comparison.differences:
+    yield column(
+        "std", "std over", "peers", spread_priority, lambda row: measure.text(row.peer_std)
+    )
+    if comparison.differences or with_empty:
         yield from _difference_columns(comparison)
     if comparison.budget is not Budget.ROUNDS:
-        yield column("at", "round", 7, lambda row: _rounds(_final_round(row)))
-    yield column("busiest", "MB/round", 8, lambda row: f"{row.paper_mb:.2f}")
-    yield column("on wire", "MB/round", 6, lambda row: f"{row.wire_mb:.2f}")
-    yield _flops_column("per peer", 4, [row.flops_per_peer for row in rows])
-    yield _flops_column("all peers", 7, [row.flops_total for row in rows])
+        yield column("round", "at", "round", 7, lambda row: _rounds(_final_round(row)))
+    yield traffic("busiest", "busiest", 8, lambda row: row.paper_bytes)
+    yield traffic("wire", "on wire", 6, lambda row: row.wire_bytes)
+    yield _flops_column("flops", "per peer", 4, [row.flops_per_peer for row in rows])
+    yield _flops_column("flops-all", "all peers", 7, [row.flops_total for row in rows])
     if comparison.has_seconds:
-        yield column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer))
+        cells = [format_seconds(row.seconds_per_peer) for row in rows]
+        yield TableColumn(("s per peer", "and round"), cells, 3, "seconds")
     for target in comparison.targets:
-        yield column("rounds", f"to {target:g}", 5, partial(_rounds_to, target))
+        yield column(
+            f"rounds-to-{target:g}", "rounds", f"to {target:g}", 5, partial(_rounds_to, target)
+        )
     for name in comparison.extras:
         yield _extra_column(comparison, name)
-    yield column("time", "s", 2, lambda row: format_number(_final_seconds(row), 1))
+    yield column("time", "time", "s", 2, lambda row: format_number(_final_seconds(row), 1))
+
+
+def _caption(comparison: Comparison) -> str:
+    """Return a caption of two sentences at most: what the scores are, and of how many seeds."""
+    caption = capitalized(_score_sentence(comparison))
+    if comparison.budget is not Budget.ROUNDS:
+        caption = f"{caption} {_budget_sentence(comparison)}"
+    return caption
 
 
 def _name_columns(rows: Sequence[ComparisonRow]) -> Iterator[TableColumn]:
@@ -93,7 +153,7 @@ def _score_column(comparison: Comparison) -> TableColumn:
     heading = (measure.name, "")
     if comparison.most_seeds > 1:
         heading = (measure.name, "over seeds")
-    return TableColumn(heading, cells, best=frozenset(best))
+    return TableColumn(heading, cells, key=SCORE, best=frozenset(best))
 
 
 def _difference_columns(comparison: Comparison) -> Iterator[TableColumn]:
@@ -116,32 +176,34 @@ def _difference_columns(comparison: Comparison) -> Iterator[TableColumn]:
             verdict = "reference"
         verdicts.append(verdict)
         texts.append(text)
-    yield TableColumn(("against", name), verdicts, 8)
-    yield TableColumn(("difference", f"to {name}"), texts, 5)
+    yield TableColumn(("against", name), verdicts, 8, "against")
+    yield TableColumn(("difference", f"to {name}"), texts, 5, "difference")
 
 
-def _flops_column(second: str, priority: int, flops: Sequence[float]) -> TableColumn:
-    scale, unit = flops_unit_of_smallest(flops)
-    cells = [f"{value / scale:.2f}" for value in flops]
-    return TableColumn((unit, second), cells, priority)
+def _flops_column(key: str, second: str, priority: int, flops: Sequence[float]) -> TableColumn:
+    unit = common_unit(flops, FLOPS)
+    return TableColumn((unit.name, second), unit.column(flops), priority, key)
 
 
 def _extra_column(comparison: Comparison, name: str) -> TableColumn:
     """Return the column of another metric, or of a quantity as it is declared."""
-    cells = []
-    for row in comparison.rows:
-        cells.append(format_number(row.extra(name), 3))
+    key = _key_of(name)
+    values = [row.extra(name) for row in comparison.rows]
+    cells = [format_number(value, 3) for value in values]
+    of_main_metric = list(map(comparison.measure.text, values))
     if name == GAP:
-        return TableColumn((name, ""), cells, 8)
+        return TableColumn((name, ""), of_main_metric, 8, key)
 
-    metric = comparison.measure.name
+    metric = comparison.runs[0].measure.name
     for quantity in QUANTITIES:
         column = quantity.column
         if column and column.name.format(metric=metric) == name:
             first, second = column.heading
+            if "{metric}" in first + second:
+                cells = of_main_metric
             heading = (first.format(metric=metric), second.format(metric=metric))
-            return TableColumn(heading, cells, column.priority)
-    return TableColumn((name, ""), cells, 4)
+            return TableColumn(heading, cells, column.priority, key)
+    return TableColumn((name, ""), cells, 4, key)
 
 
 def _final_round(row: ComparisonRow) -> float | None:
@@ -163,37 +225,43 @@ def _rounds_to(target: float, row: ComparisonRow) -> str:
     return _rounds(rounds)
 
 
-def legend(comparison: Comparison) -> list[str]:
-    """Return sentences that explain the numbers."""
-    return list(_legend(comparison))
+def legend(comparison: Comparison, columns: Collection[str] = ()) -> list[str]:
+    """Return sentences that explain the numbers of all columns, or of those with these keys."""
+    return list(_legend(comparison, set(columns)))
 
 
-def _legend(comparison: Comparison) -> Iterator[str]:
+def _legend(comparison: Comparison, columns: set[str]) -> Iterator[str]:
     rows = comparison.rows
     metric = comparison.measure.name
+
+    def shows(*keys: str) -> bool:
+        return not columns or not columns.isdisjoint(keys)
+
     yield _budget_sentence(comparison)
     if comparison.lacks_scores:
         yield f"{UNKNOWN}: no evaluated round within the budget."
     yield _score_sentence(comparison)
-    if comparison.differences:
+    if comparison.differences and shows("against", "difference"):
         yield f"Against {_references(comparison)}: {paired_over(comparison.differences)}"
     connections = connections_note(connections_by_label(rows))
     if connections:
         yield connections
-    yield (
-        "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as"
-        " sent)."
-    )
-    flops = flops_note(flops_by_label(rows))
-    yield f"FLOPs: training per round, of one participating peer and of all peers. {flops}"
-    if comparison.has_seconds:
+    if shows("busiest", "wire"):
+        yield (
+            "Busiest, on wire: bytes of the busiest node, as the paper counts them (values only)"
+            " and as sent."
+        )
+    if shows("flops", "flops-all"):
+        flops = flops_note(flops_by_label(rows))
+        yield f"FLOPs: training per round, of one participating peer and of all peers. {flops}"
+    if comparison.has_seconds and shows("seconds", "time"):
         yield (
             "s per peer and round: computing time of a participating peer; time: wall time of all"
             " rounds."
         )
     if VALIDATION in comparison.extras:
         yield _validation_sentence(comparison)
-    if GAP in comparison.extras:
+    if GAP in comparison.extras and shows(GAP):
         yield (
             f"gap: how much better {metric} is on the peers' own training data than on their test"
             " data."
@@ -283,19 +351,24 @@ def _budget_sentence(comparison: Comparison) -> str:
 
 def _limit_text(budget: Budget, limit: float) -> str:
     if budget is Budget.BYTES:
-        return f"Compared at equal bytes: {limit:.2f} MB on the wire of the busiest node"
+        amount = bytes_text(1e6 * limit)
+        return f"Compared at equal bytes: {amount} on the wire of the busiest node"
     if budget is Budget.SECONDS:
         return f"Compared at equal computing: {format_seconds(limit)} s of a peer"
-    scale, unit = flops_unit_of_smallest([limit])
-    return f"Compared at equal FLOPs: {limit / scale:.2f} {unit} of training by all peers"
+    return f"Compared at equal FLOPs: {flops_text(limit)} of training by all peers"
 
 
 # The same as files
 
 
-def write_tables(comparison: Comparison, out: Path, name: str = "comparison") -> list[Path]:
-    """Write `comparison.md`, `.tex`, `.csv` and `.json` into a folder."""
-    table = comparison_table(comparison)
+def write_tables(
+    comparison: Comparison, out: Path, name: str = "comparison", columns: Sequence[str] = ()
+) -> list[Path]:
+    """Write `comparison.md`, `.tex`, `.csv` and `.json` into a folder.
+
+    The last two have all columns, with plain numbers.
+    """
+    table = comparison_table(comparison, columns)
     values = comparison_json(comparison, out)
     texts = {
         "md": table.markdown(),
@@ -313,12 +386,16 @@ def write_tables(comparison: Comparison, out: Path, name: str = "comparison") ->
 
 def comparison_csv(comparison: Comparison) -> str:
     """Return one line per row, with plain numbers in plain units and empty cells for None."""
-    lines = [_row_values(row, comparison) for row in comparison.rows]
-    return csv_text(lines)
+    return csv_text(comparison_values(comparison))
+
+
+def comparison_values(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the plain numbers of each row, by name."""
+    return [_row_values(row, comparison) for row in comparison.rows]
 
 
 def _row_values(row: ComparisonRow, comparison: Comparison) -> dict[str, Any]:
-    metric = comparison.measure.name
+    metric = comparison.runs[0].measure.name
     values: dict[str, Any] = {
         **row.name,
         "seeds": len(row.runs),
@@ -351,7 +428,7 @@ def _row_values(row: ComparisonRow, comparison: Comparison) -> dict[str, Any]:
 
 def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     """Return all values, those of each seed included; run directories are relative to `out`."""
-    measure = comparison.measure
+    measure = comparison.runs[0].measure
     limit: float | None = comparison.limit
     if comparison.budget is Budget.ROUNDS:
         limit = comparison.equal_rounds

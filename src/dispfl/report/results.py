@@ -6,7 +6,13 @@ from pathlib import Path
 
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.comparison import Comparison, ComparisonRow, compare_runs, labels_of
+from dispfl.report.comparison import (
+    Comparison,
+    ComparisonRow,
+    compare_runs,
+    labels_of,
+    with_reference,
+)
 from dispfl.report.labels import NOT_SET, prevents_comparison
 from dispfl.report.runs import RecordedRun, read_runs, run_labels
 from dispfl.report.wording import join_and
@@ -82,7 +88,7 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
     return group_runs(read_runs(paths))
 
 
-def group_runs(runs: Sequence[RecordedRun]) -> ReportResults:
+def group_runs(runs: Sequence[RecordedRun], against: str | None = None) -> ReportResults:
     """Group runs into rows: those that differ in their seed alone are one."""
     shown = []
     omitted = []
@@ -105,6 +111,8 @@ def group_runs(runs: Sequence[RecordedRun]) -> ReportResults:
         for run in group:
             named_runs.append(({"method": label}, run))
     comparison = compare_runs(named_runs)
+    if against is not None:
+        [comparison] = with_reference([comparison], against)
     return ReportResults(_best_first(comparison), comparison, differing, omitted, omitted_seeds)
 
 

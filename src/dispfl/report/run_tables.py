@@ -14,6 +14,7 @@ from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.result_tables import against_sentence
 from dispfl.report.runs import RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import ALWAYS, NEEDED, Table, TableColumn, omitted_note
+from dispfl.report.units import BYTES, FLOPS, common_unit
 from dispfl.report.wording import UNKNOWN, format_seconds, format_short, join_and
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, measured_values, summarize_rounds
 from dispfl.terminal import print_text
@@ -111,6 +112,12 @@ def _summary_columns(summaries: Sequence[Metrics]) -> Iterator[TableColumn]:
             priorities.setdefault(metric, 2)
         priorities[summary["metric"]] = ALWAYS
     losses = list(map(_test_loss, summaries))
+    traffic = []
+    for summary in summaries:
+        traffic += [_busiest_bytes(summary, "paper"), _busiest_bytes(summary, "wire")]
+    bytes_unit = common_unit(traffic, BYTES)
+    flops = [float(summary["flops_per_peer_round"]) for summary in summaries]
+    flops_unit = common_unit(flops, FLOPS)
 
     yield column("rounds", "", NEEDED, lambda summary: str(summary["rounds"]))
     for metric, priority in priorities.items():
@@ -118,9 +125,10 @@ def _summary_columns(summaries: Sequence[Metrics]) -> Iterator[TableColumn]:
     yield column("worst,", "best peer", 3, _worst_and_best)
     if set(losses) != {UNKNOWN}:
         yield TableColumn(("test", "loss"), losses, 1)
-    yield column("busiest", "MB/round", NEEDED, lambda summary: _busiest_mb(summary, "paper"))
-    yield column("on wire", "MB/round", NEEDED, lambda summary: _busiest_mb(summary, "wire"))
-    yield column("GFLOPs/", "peer", NEEDED, _gflops)
+    for heading, kind in (("busiest", "paper"), ("on wire", "wire")):
+        cells = bytes_unit.column([_busiest_bytes(summary, kind) for summary in summaries])
+        yield TableColumn((heading, f"{bytes_unit.name}/round"), cells, NEEDED)
+    yield TableColumn((f"{flops_unit.name}/", "peer"), flops_unit.column(flops), NEEDED)
     yield column("time", "s", NEEDED, lambda summary: format_short(summary["seconds"], 1))
 
 
@@ -148,12 +156,9 @@ def _test_loss(summary: Metrics) -> str:
     return f"{loss['mean']:.3f}"
 
 
-def _busiest_mb(summary: Metrics, unit: str) -> str:
-    return format_short(summary["busiest"][f"{unit}_mb_per_round"], 2)
-
-
-def _gflops(summary: Metrics) -> str:
-    return format_short(summary["flops_per_peer_round"] / 1e9, 2)
+def _busiest_bytes(summary: Metrics, kind: str) -> float:
+    """Return the busiest node's bytes per round, as the paper counts them or on the wire."""
+    return 1e6 * float(summary["busiest"][f"{kind}_mb_per_round"])
 
 
 def _comparison_sentences(labels: Sequence[str], runs: Sequence[RecordedRun]) -> Iterator[str]:

@@ -15,7 +15,13 @@ from dispfl.core.metric import Measure
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
-from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
+from dispfl.runs.directory import (
+    label_counts,
+    read_config,
+    read_labels,
+    read_metrics,
+    read_summary,
+)
 from dispfl.runs.links import decode_links
 from dispfl.runs.metrics import (
     check_records,
@@ -174,6 +180,11 @@ class RecordedRun:
     def method(self) -> str:
         return str(self.config["method"]["name"])
 
+    @cached_property
+    def given_label(self) -> str | None:
+        """The label of its row, if a comparison or a sweep was given one."""
+        return read_labels(self.path.parent.parent).get(self.path.parent.name)
+
     @property
     def made_in_python(self) -> bool:
         return MADE_IN_PYTHON in self.config
@@ -316,7 +327,7 @@ class RecordedRun:
 
     @property
     def traffic(self) -> dict[str, tuple[float, float]] | None:
-        """Each node's MB per round, up and down; None if the metrics do not record it."""
+        """Each node's bytes per round, up and down; None if the metrics do not record it."""
         total = dict.fromkeys(self.roster, (0.0, 0.0))
         for record in self.records:
             if "traffic" not in record:
@@ -324,8 +335,8 @@ class RecordedRun:
             for node, (up, down) in record["traffic"].items():
                 up_before, down_before = total.get(node, (0.0, 0.0))
                 total[node] = (up_before + up, down_before + down)
-        scale = 1e6 * len(self.records)
-        return {node: (up / scale, down / scale) for node, (up, down) in total.items()}
+        rounds = len(self.records)
+        return {node: (up / rounds, down / rounds) for node, (up, down) in total.items()}
 
     def links(self, t: int) -> "Links | None":
         """Return who received whose model in round t, -1 for the last; None if not recorded."""
@@ -380,8 +391,18 @@ def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
 
 
 def run_labels(runs: Iterable[RecordedRun]) -> list[str]:
-    """Return the label of each run, by which it differs from the others."""
-    return row_labels([run.config for run in runs])
+    """Return the label of each run: the given one, or one by which it differs from the others."""
+    runs = list(runs)
+    labels: list[str] = []
+    owners: dict[str, Mapping[str, str]] = {}
+    for run, label in zip(runs, row_labels([run.config for run in runs]), strict=True):
+        given_label = run.given_label
+        if given_label is not None:
+            label = given_label
+            if owners.setdefault(label, run.settings) != run.settings:
+                label = f"{given_label} ({run.path.parent.name})"
+        labels.append(label)
+    return labels
 
 
 def _check_config(file: Path, config: Mapping[str, Any]) -> None:

@@ -9,18 +9,22 @@ from markupsafe import Markup
 
 from dispfl.errors import RunError
 from dispfl.files import read_regular
-from dispfl.report.comparison import ComparisonRow, connections_by_label, flops_by_label
+from dispfl.report.comparison import (
+    ComparisonRow,
+    connections_by_label,
+    flops_by_label,
+    traffic_per_round,
+)
 from dispfl.report.diagrams import range_bar
 from dispfl.report.differences import Difference, paired_over
 from dispfl.report.html import Block, Cell, Heading, HtmlTable, RowLabel, Section, css_class
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import RecordedRun
+from dispfl.report.units import BYTES, FLOPS, Unit, common_unit
 from dispfl.report.wording import (
     UNKNOWN,
     capitalized,
-    flops_unit_of_largest,
-    format_amount,
     format_number,
     format_seconds,
     number_range,
@@ -52,16 +56,19 @@ class RangeCell(Block):
 def results_section(results: ReportResults) -> Section:
     """Return a table with the score and the costs of every row, best first."""
     measure = results.measure
-    scale, unit = flops_unit_of_largest(results.flops_per_peer)
+    units = (
+        common_unit(traffic_per_round(results.rows), BYTES),
+        common_unit(results.flops_per_peer, FLOPS),
+    )
     caption = f"{capitalized(measure.name)} and costs"
     if results.comparison.is_chosen_on_validation:
         caption += ", best on validation data first"
     elif len(results.rows) > 1:
         caption += ", best first"
-    headings = list(_result_headings(results, unit))
+    headings = list(_result_headings(results, *units))
     table = HtmlTable(caption, headings, kind="cards", scrolling=True)
     for number, row in enumerate(results.rows):
-        table.rows.append(list(_result_cells(results, row, scale)))
+        table.rows.append(list(_result_cells(results, row, *units)))
         if results.comparison.is_best(row):
             table.best.add(number)
 
@@ -71,7 +78,9 @@ def results_section(results: ReportResults) -> Section:
     return section
 
 
-def _result_headings(results: ReportResults, flops_unit: str) -> Iterator[Heading]:
+def _result_headings(
+    results: ReportResults, bytes_unit: Unit, flops_unit: Unit
+) -> Iterator[Heading]:
     score = capitalized(results.measure.name)
     if results.several_seeds:
         score += " ± std over seeds"
@@ -85,12 +94,20 @@ def _result_headings(results: ReportResults, flops_unit: str) -> Iterator[Headin
     yield Heading("Worst to best peer", "range")
     for name in results.comparison.extras:
         yield Heading(capitalized(name), "number")
-    costs = ("Busiest MB/round", "On wire MB/round", f"{flops_unit} per peer", "Seconds per peer")
-    for title in (*costs, "Rounds", "Time s"):
+    for title in (
+        f"Busiest {bytes_unit.name}/round",
+        f"On wire {bytes_unit.name}/round",
+        f"{flops_unit.name} per peer",
+        "Seconds per peer",
+        "Rounds",
+        "Time s",
+    ):
         yield Heading(title, "number")
 
 
-def _result_cells(results: ReportResults, row: ComparisonRow, flops_scale: float) -> Iterator[Cell]:
+def _result_cells(
+    results: ReportResults, row: ComparisonRow, bytes_unit: Unit, flops_unit: Unit
+) -> Iterator[Cell]:
     measure = results.measure
     yield RowLabel(row)
     if row.score_std is None:
@@ -102,9 +119,9 @@ def _result_cells(results: ReportResults, row: ComparisonRow, flops_scale: float
     yield _range_cell(results, row)
     for name in results.comparison.extras:
         yield format_number(row.extra(name), 3)
-    yield format_amount(row.paper_mb)
-    yield format_amount(row.wire_mb)
-    yield format_amount(row.flops_per_peer / flops_scale)
+    yield bytes_unit.text(row.paper_bytes)
+    yield bytes_unit.text(row.wire_bytes)
+    yield flops_unit.text(row.flops_per_peer)
     yield format_seconds(row.seconds_per_peer)
     rounds = number_range(row.rounds_of_runs, "–")
     if row.unfinished:
@@ -170,8 +187,9 @@ def _results_legend(results: ReportResults) -> Iterator[str]:
     if len(rows) > 1 and connections:
         yield connections
     yield (
-        "MB: megabytes (10⁶ bytes) per round through the busiest node, first as the paper counts"
-        " them (values only), then on the wire (as sent). FLOPs: training of one peer in one round."
+        "Traffic per round is that of the busiest node (1 MB: 10⁶ bytes), first as the paper"
+        " counts it (values only), then on the wire (as sent). FLOPs: training of one peer in one"
+        " round."
     )
     yield flops_note(flops_by_label(rows))
     yield (

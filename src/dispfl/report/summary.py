@@ -20,9 +20,8 @@ from dispfl.report.results import (
     split_by_traffic,
 )
 from dispfl.report.runs import RecordedRun, relative_to_page
+from dispfl.report.units import FLOPS, bytes_text, common_unit, flops_text
 from dispfl.report.wording import (
-    flops_unit_of_largest,
-    format_amount,
     format_ratio,
     format_seconds,
     join_and,
@@ -181,8 +180,8 @@ def _cost_of_leader(results: ReportResults, leader: ComparisonRow) -> str:
     if leader.wire_mb == 0:
         parts.append("It sends nothing")
         for row in sending:
-            amount = format_amount(row.wire_mb)
-            parts.append(f"{row.label}’s busiest node transfers {amount} MB per round")
+            amount = bytes_text(row.wire_bytes)
+            parts.append(f"{row.label}’s busiest node transfers {amount} per round")
     else:
         parts.append(_traffic_of_leader(leader, sending))
         if silent:
@@ -192,8 +191,8 @@ def _cost_of_leader(results: ReportResults, leader: ComparisonRow) -> str:
 
 
 def _traffic_of_leader(leader: ComparisonRow, sending: Sequence[ComparisonRow]) -> str:
-    amount = format_amount(leader.wire_mb)
-    traffic = f"Its busiest node transfers {amount} MB per round on the wire"
+    amount = bytes_text(leader.wire_bytes)
+    traffic = f"Its busiest node transfers {amount} per round on the wire"
     if not sending:
         return traffic
     ratios = []
@@ -205,16 +204,16 @@ def _traffic_of_leader(leader: ComparisonRow, sending: Sequence[ComparisonRow]) 
 def _flops_of_leader(
     results: ReportResults, leader: ComparisonRow, rivals: Sequence[ComparisonRow]
 ) -> str:
-    scale, unit = flops_unit_of_largest(results.flops_per_peer)
+    unit = common_unit(results.flops_per_peer, FLOPS)
     rival_flops = [row.flops_per_peer for row in rivals]
-    lowest = format_amount(min(rival_flops) / scale)
-    highest = format_amount(max(rival_flops) / scale)
+    lowest = unit.text(min(rival_flops))
+    highest = unit.text(max(rival_flops))
     names = "the others"
     if len(rivals) == 1:
         names = rivals[0].label
-    amount = format_amount(leader.flops_per_peer / scale)
+    amount = unit.text(leader.flops_per_peer)
     return (
-        f"training takes {amount} {unit} per peer and round"
+        f"training takes {amount} {unit.name} per peer and round"
         f" ({names}: {text_range(lowest, highest)})"
     )
 
@@ -269,12 +268,10 @@ def _by_density(row: ComparisonRow, measure: Measure) -> Iterator[str]:
 
 
 def _own_cost(row: ComparisonRow) -> str:
-    scale, unit = flops_unit_of_largest([row.flops_per_peer])
-    amount = format_amount(row.flops_per_peer / scale)
-    flops = f"training takes {amount} {unit} per peer and round"
+    flops = f"training takes {flops_text(row.flops_per_peer)} per peer and round"
     if not row.wire_mb:
         return f"No peer sends anything; {flops}."
-    return f"The busiest node transfers {format_amount(row.wire_mb)} MB per round; {flops}."
+    return f"The busiest node transfers {bytes_text(row.wire_bytes)} per round; {flops}."
 
 
 def caveats(results: ReportResults, page: Path) -> Iterator[str]:

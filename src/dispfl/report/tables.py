@@ -1,8 +1,10 @@
 """A table as a value, and its renderings: terminal, Markdown, LaTeX, CSV; HTML has a template."""
 
 import csv
+import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any, Literal
 
@@ -12,12 +14,19 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from dispfl.errors import ConfigError
+from dispfl.report.wording import NARROW_SPACE
+from dispfl.terminal import printable
+
 NEEDED = 9
 """Columns of this priority are dropped only where even folded names leave no room for them."""
 ALWAYS = 10
 """Columns of this priority are never dropped."""
+PAGE_COLUMNS = 6
+"""Columns that fit a page of a paper."""
 FOLDED = 12
 """The least width into which longer names are folded to make room for needed columns."""
+MINUS = "\u2212"
 LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -30,10 +39,22 @@ LATEX_ESCAPES = str.maketrans(
         "}": r"\}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "–": "--",
+        "[": "{[}",  # which would be an argument of the line's end before it
+        "]": "{]}",
+        "*": "{*}",
+        "|": r"\textbar{}",
+        '"': "''",
+        "`": r"\textasciigrave{}",
         ">": "$>$",
         "<": "$<$",
+        MINUS: "$-$",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "–": r"\textendash{}",
+        "·": r"$\cdot$",
+        "’": "'",
+        "…": r"\dots{}",
+        NARROW_SPACE: r"\,",
     }
 )
 
@@ -45,7 +66,9 @@ class TableColumn:
     heading: tuple[str, str]
     cells: Sequence[str]
     priority: int = ALWAYS
-    """Columns of the lowest priority are dropped first if a console is too narrow."""
+    """Columns of the lowest priority are dropped first if a console or a page is too narrow."""
+    key: str = ""
+    """Names the column in `--columns`; empty for a column that every table has."""
     text: bool = False
     """Whether the column is left-aligned, as names are."""
     best: frozenset[int] = frozenset()
@@ -86,6 +109,29 @@ class Table:
     columns: Sequence[TableColumn]
     notes: Sequence[str] = ()
     title: str = ""
+    caption: str = ""
+    """A short caption for LaTeX; the notes are comments there."""
+    is_chosen: bool = False
+    """Whether somebody has chosen the columns, so that none is dropped from a page."""
+
+    def choose(self, keys: Sequence[str]) -> "Table":
+        """Return the table with the columns of these keys, in their order, after its names."""
+        by_key = {column.key: column for column in self.columns if column.key}
+        for key in keys:
+            if key not in by_key:
+                raise ConfigError(
+                    f"--columns has no {key!r}. There are: {', '.join(by_key)}.", key="--columns"
+                )
+        always = [column for column in self.columns if not column.key]
+        chosen = [replace(by_key[key], priority=NEEDED) for key in dict.fromkeys(keys)]
+        return replace(self, columns=[*always, *chosen], is_chosen=True)
+
+    def _page_columns(self) -> list[TableColumn]:
+        """Return the columns of the highest priority that fit a page, in their order."""
+        columns = list(self.columns)
+        while len(columns) > PAGE_COLUMNS and not self.is_chosen:
+            columns.remove(min(reversed(columns), key=lambda column: column.priority))
+        return columns
 
     def on_console(self, console: Console) -> tuple[rich_table.Table, list[str]]:
         """Return the columns that fit a console, and the headings of the omitted ones."""
@@ -113,27 +159,28 @@ class Table:
         return "\n".join([*lines, ""])
 
     def latex(self) -> str:
-        """Return a booktabs table with the best cells in bold, and the notes as its caption."""
-        headings = []
+        """Return a booktabs table with the best cells in bold, and the notes as comments above."""
+        columns = self._page_columns()
         cells = []
         alignment = ""
-        for column in self.columns:
-            headings.append(list(map(_escape_latex, column.heading)))
-            cells.append(column.marked(r"\textbf{", "}", _escape_latex))
+        for column in columns:
+            cells.append(column.marked(r"\textbf{", "}", escape_latex))
             alignment += column.alignment[0]
 
+        caption = self.caption or self.title
         lines = [
             r"% needs \usepackage{booktabs}",
+            *(f"% {_one_line(note)}" for note in self.notes),
             r"\begin{table}",
-            r"\centering",
+            r"\centering\small",
             rf"\begin{{tabular}}{{{alignment}}}",
             r"\toprule",
-            *_latex_lines(headings),
+            *_latex_headings(columns),
             r"\midrule",
             *_latex_lines(cells),
             r"\bottomrule",
             r"\end{tabular}",
-            rf"\caption{{{_escape_latex(' '.join(self.notes))}}}",
+            rf"\caption{{{escape_latex(caption)}}}",
             r"\end{table}",
             "",
         ]
@@ -207,10 +254,40 @@ def _markdown_column(column: TableColumn) -> list[str]:
     return lines
 
 
+def _latex_headings(columns: Sequence[TableColumn]) -> Iterator[str]:
+    """Yield the lines of the headings; one above several columns is printed once."""
+    first_line = []
+    rules = []
+    position = 1
+    for heading, group in itertools.groupby(columns, key=lambda column: column.heading[0]):
+        width = len(list(group))
+        text = escape_latex(heading)
+        if width > 1:
+            text = rf"\multicolumn{{{width}}}{{c}}{{{text}}}"
+            rules.append(rf"\cmidrule(lr){{{position}-{position + width - 1}}}")
+        first_line.append(text)
+        position += width
+    yield " & ".join(first_line) + r" \\"
+    if rules:
+        yield " ".join(rules)
+    second_line = [escape_latex(column.heading[1]) for column in columns]
+    if any(second_line):
+        yield " & ".join(second_line) + r" \\"
+
+
 def _latex_lines(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     for cells in zip(*columns, strict=True):
         yield " & ".join(cells) + r" \\"
 
 
-def _escape_latex(text: str) -> str:
-    return text.translate(LATEX_ESCAPES)
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it is, whoever has written it.
+
+    A hyphen before a number is a minus; two hyphens are no dash.
+    """
+    with_minus = re.sub(r"(?<![\w.-])-(?=[\d.])", MINUS, _one_line(text))
+    return with_minus.translate(LATEX_ESCAPES).replace("--", "-{}-")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())

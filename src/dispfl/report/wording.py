@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 UNKNOWN = "–"
 """A cell without a value."""
-FLOPS_UNITS = ((1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
 NARROW_SPACE = "\u202f"
 
 
@@ -73,7 +72,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_amount(value: float) -> str:
-    """Return megabytes or FLOPs with two decimals.
+    """Return an amount of some unit with two decimals.
 
     Large values have fewer decimals, small ones two significant digits.
     """
@@ -99,21 +98,3 @@ def format_ratio(value: float, reference: float, label: str) -> str:
     if ratio < 1:
         return f"{100 * ratio:.0f} % of {label}’s"
     return f"{ratio:.1f} times {label}’s"
-
-
-def flops_unit_of_largest(values: Iterable[float]) -> tuple[float, str]:
-    """Return scale and unit that suit the largest of some FLOPs."""
-    largest = max(values, default=0.0)
-    for scale, unit in FLOPS_UNITS:
-        if largest >= 0.1 * scale:
-            return scale, unit
-    return FLOPS_UNITS[-1]
-
-
-def flops_unit_of_smallest(values: Iterable[float]) -> tuple[float, str]:
-    """Return scale and unit in which the smallest positive FLOPs are at least 1, if possible."""
-    smallest = min((value for value in values if value > 0), default=0.0)
-    for scale, unit in FLOPS_UNITS:
-        if smallest >= scale:
-            return scale, unit
-    return FLOPS_UNITS[-1]

@@ -322,6 +322,23 @@ def has_all_rounds(path: Path, rounds: int) -> bool:
     return int(summary.get("rounds", 0)) >= rounds
 
 
+LABELS = "labels.json"
+"""In the folder of a comparison or a sweep: by the folder of a row, the label it was given."""
+
+
+def read_labels(folder: Path) -> dict[str, str]:
+    """Return the labels of rows in a folder of runs, by the folder of each row."""
+    try:
+        labels = json.loads(read_regular(folder / LABELS))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise RunError(f"{folder / LABELS} cannot be read: {problem}.") from problem
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+        raise RunError(f"{folder / LABELS} does not hold labels by row; correct or delete it.")
+    return labels
+
+
 SPLIT = "split.safetensors"
 
 

@@ -14,18 +14,25 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dispfl.config import compose
 from dispfl.data.fetch import ProgressCallback
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.experiment import Experiment
+from dispfl.files import write_atomically
 from dispfl.registry import METHODS
-from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics
+from dispfl.runs.directory import (
+    LABELS,
+    RunDirectory,
+    has_all_rounds,
+    read_labels,
+    read_metrics,
+)
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine
 from dispfl.runs.loop import RunObserver
 from dispfl.runs.prepare import prepare
@@ -56,6 +63,8 @@ class GridRun:
     """
     experiment: Experiment
     path: Path
+    label: str = field(default="", kw_only=True)
+    """The label of its row in tables and figures, if somebody has chosen one."""
 
     @property
     def title(self) -> str:
@@ -105,33 +114,37 @@ def methods_grid(
 ) -> list[GridRun]:
     """Return the runs of a comparison.
 
-    The arguments are methods, variants of methods (`dispfl@method.density=0.2`), and overrides.
+    The arguments are methods, variants of methods (`dispfl@method.density=0.2`), which may have a
+    label (`dispfl@label=ours`), and overrides.
     """
-    variants: dict[str, tuple[str, list[str]]] = {}
+    variants = []
     overrides = []
-    for argument in arguments:
+    for argument in dict.fromkeys(arguments):
         if "=" not in argument or "@" in _key(argument):
-            variants[argument] = _parse_variant(argument)
+            variants.append(_Variant.parse(argument))
         else:
             overrides.append(argument)
     if not variants:
         raise ConfigError(f"Name the methods to compare. There are: {', '.join(METHODS)}.")
 
-    fields = {name: _fields(name) for name, _ in variants.values()}
+    fields = {variant.method: _fields(variant.method) for variant in variants}
     for override in overrides:
         _check_override(override, fields)
     compose(config)  # a config must be valid even if its method is not among these
 
-    rows: dict[str, tuple[dict[str, str], list[str]]] = {}
-    for variant, (name, changes) in variants.items():
-        folder = _safe_name(variant)
+    rows: dict[str, _Row] = {}
+    for variant in variants:
+        folder = _safe_name(variant.name)
         if folder in rows:
             raise ConfigError(
-                f"{variant} and {rows[folder][0]['method']} would share the folder {folder};"
+                f"{variant.name} and {rows[folder].name['method']} would share the folder {folder};"
                 " omit one."
             )
-        shared = [override for override in overrides if _has(fields[name], _key(override))]
-        rows[folder] = ({"method": variant}, [*shared, f"method={name}", *changes])
+        shared = [
+            override for override in overrides if _has(fields[variant.method], _key(override))
+        ]
+        changes = [*shared, f"method={variant.method}", *variant.changes]
+        rows[folder] = _Row({"method": variant.name}, changes, variant.label)
     cells = _grid(rows, config, seeds, out)
     _refuse_equal_rows(cells[: len(rows)])
     return cells
@@ -164,34 +177,79 @@ def _check_override(override: str, fields: Mapping[str, Collection[str]]) -> Non
     )
 
 
-def _parse_variant(text: str) -> tuple[str, list[str]]:
-    """Split `dispfl@method.structure=channels,method.density=0.2` into method and overrides."""
-    example = "such as dispfl@method.structure=channels"
-    name, at, changes = text.partition("@")
-    overrides = _split_at_commas(changes) if at else []
-    for override in overrides:
-        key = _key(override)
-        if "=" not in override or not key:
+class _Row(NamedTuple):
+    """A row of a grid."""
+
+    name: dict[str, str]
+    overrides: list[str]
+    label: str = ""
+
+
+class _Variant(NamedTuple):
+    """A method with the settings in which it differs, and the label of its row."""
+
+    name: str
+    """As it was written, without the label."""
+    method: str
+    changes: list[str]
+    label: str
+
+    @classmethod
+    def parse(cls, text: str) -> "_Variant":
+        """Parse `dispfl@method.structure=channels,label=ours`."""
+        example = "such as dispfl@method.structure=channels"
+        method, at, settings = text.partition("@")
+        changes = []
+        label = ""
+        for setting in _split_at_commas(settings) if at else []:
+            key, equals, value = setting.partition("=")
+            if not equals or not key.strip():
+                raise ConfigError(
+                    f"{text!r} must be METHOD@KEY=VALUE[,KEY=VALUE...], {example}; a value with"
+                    " commas needs brackets, as in method.density=[0.2,0.5]."
+                )
+            if key.strip() == LABEL:
+                label = _unquoted(value)
+            else:
+                _check_change(text, setting)
+                changes.append(setting)
+        if not method:
             raise ConfigError(
-                f"{text!r} must be METHOD@KEY=VALUE[,KEY=VALUE...], {example}; a value with commas"
-                " needs brackets, as in method.density=[0.2,0.5]."
+                f"{text!r} names no method before the @; write METHOD@KEY=VALUE, {example}."
             )
-        if key in ("method", "method.name"):
-            raise ConfigError(
-                f"{text!r} changes the method; name the method before the @, {example}.",
-                key="method",
-            )
-        if key in SAME_FOR_ALL or key.partition(".")[0] in SAME_FOR_ALL:
-            raise ConfigError(
-                f"{text!r} changes {key}, but all rows of a comparison have the same peers and"
-                f" data. Set it for all of them ({override}), or use dispfl sweep.",
-                key=key,
-            )
-    if not name:
+        name = f"{method}@{','.join(changes)}" if changes else method
+        return cls(name, method, changes, label)
+
+
+LABEL = "label"
+"""The key of a row's label, which is no setting of a run."""
+
+
+def _check_change(text: str, override: str) -> None:
+    """Refuse a setting that all rows of a comparison have in common."""
+    key = _key(override)
+    if key in ("method", "method.name"):
         raise ConfigError(
-            f"{text!r} names no method before the @; write METHOD@KEY=VALUE, {example}."
+            f"{text!r} changes the method; name the method before the @, such as"
+            " dispfl@method.structure=channels.",
+            key="method",
         )
-    return name, overrides
+    if key in SAME_FOR_ALL or key.partition(".")[0] in SAME_FOR_ALL:
+        raise ConfigError(
+            f"{text!r} changes {key}, but all rows of a comparison have the same peers and data."
+            f" Set it for all of them ({override}), or use dispfl sweep.",
+            key=key,
+        )
+
+
+def _unquoted(text: str) -> str:
+    """Return a label without the quotes around it, on one line."""
+    text = " ".join(text.split())
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    if not text:
+        raise ConfigError("A label must not be empty: write METHOD@label=TEXT.", key=LABEL)
+    return text
 
 
 SAME_FOR_ALL = ("seed", "peers", "data", "partition")
@@ -218,10 +276,11 @@ def sweep_grid(
 ) -> list[GridRun]:
     """Return the runs of a sweep.
 
-    They are the product of all overrides with several values, such as `method.density=0.2,0.4`.
+    They are the product of all overrides with several values, such as `method.density=0.2,0.4`,
+    each of which may have a label (`0.2@label=sparse`).
     """
     fixed: list[str] = []
-    swept: dict[str, list[str]] = {}
+    swept: dict[str, dict[str, str]] = {}
     for override in overrides:
         if "=" not in override:
             raise ConfigError(
@@ -231,7 +290,7 @@ def sweep_grid(
         if len(values) == 1:
             fixed.append(override)
         else:
-            swept[_key(override)] = list(dict.fromkeys(values))
+            swept[_key(override)] = _labelled_values(values)
     if not swept:
         raise ConfigError(
             "Nothing to sweep: give a key several values, such as method.density=0.2,0.5."
@@ -241,18 +300,68 @@ def sweep_grid(
             "For several seeds use --seeds 3, which takes the config's seed and the next two.",
             key="seed",
         )
-    rows = {}
+    rows: dict[str, _Row] = {}
     for combination in itertools.product(*swept.values()):
-        row = dict(zip(swept, combination, strict=True))
-        chosen = [f"{key}={value}" for key, value in row.items()]
+        name = {}
+        chosen = []
+        parts = []
+        for key, value in zip(swept, combination, strict=True):
+            label = swept[key][value]
+            name[key] = label or value
+            chosen.append(f"{key}={value}")
+            parts.append(label or f"{key}={value}")
         folder = ",".join(chosen).replace("/", "_")
         if folder in rows:
             raise ConfigError(
                 f"Two runs of the sweep would share the folder {folder}; give values without"
                 " slashes."
             )
-        rows[folder] = (row, [*fixed, *chosen])
+        row_label = ", ".join(parts) if parts != chosen else ""
+        rows[folder] = _Row(name, [*fixed, *chosen], row_label)
     return _grid(rows, config, seeds, out)
+
+
+def _labelled_values(values: Sequence[str]) -> dict[str, str]:
+    """Return the values of a swept key with their labels: `0.2@label=sparse` has one."""
+    labels = {}
+    for text in values:
+        value, separator, label = text.partition(f"@{LABEL}=")
+        labels[value] = _unquoted(label) if separator else ""
+    return labels
+
+
+def reference_names(runs: Sequence[GridRun], text: str) -> dict[str, str]:
+    """Return the names of the rows that `--against` means: a row, its label, or `key=value`."""
+    for run in runs:
+        if text in (run.path.parent.name, run.label):
+            return dict(run.row)
+        for key, value in run.row.items():
+            if text == value:
+                return {key: value}
+    names = {}
+    for part in _split_at_commas(text):
+        key, _, value = part.partition("=")
+        names[key] = value
+    if any(names.items() <= run.row.items() for run in runs):
+        return names
+    rows = dict.fromkeys(run.label or run.path.parent.name for run in runs)
+    raise ConfigError(
+        f"--against {text!r} is none of the rows. There are: {', '.join(rows)}.", key="--against"
+    )
+
+
+def save_labels(runs: Sequence[GridRun], out: Path) -> None:
+    """Save the labels of rows in the folder of their runs, where reports find them."""
+    labels = read_labels(out)
+    for run in runs:
+        folder = run.path.parent.name
+        labels.pop(folder, None)
+        if run.label:
+            labels[folder] = run.label
+    if labels or (out / LABELS).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(labels, indent=2, ensure_ascii=False)
+        write_atomically(out / LABELS, f"{text}\n".encode())
 
 
 def check_grid(runs: Iterable[GridRun]) -> None:
@@ -378,7 +487,7 @@ def _lock(run: GridRun) -> RunDirectory | None:
 
 
 def _grid(
-    rows: Mapping[str, tuple[dict[str, str], list[str]]],
+    rows: Mapping[str, _Row],
     config: Mapping[str, Any],
     seeds: int,
     out: Path,
@@ -388,15 +497,16 @@ def _grid(
     So an interrupted grid has complete comparisons in it.
     """
     first_seeds = {}
-    for folder, (_, overrides) in rows.items():
-        first_seeds[folder] = compose(config, overrides).seed
+    for folder, row in rows.items():
+        first_seeds[folder] = compose(config, row.overrides).seed
 
     runs = []
     for number in range(seeds):
-        for folder, (row, overrides) in rows.items():
+        for folder, row in rows.items():
             seed = first_seeds[folder] + number
-            experiment = compose(config, [*overrides, f"seed={seed}"])
-            runs.append(GridRun(row, experiment, out / folder / f"seed-{seed}"))
+            experiment = compose(config, [*row.overrides, f"seed={seed}"])
+            path = out / folder / f"seed-{seed}"
+            runs.append(GridRun(row.name, experiment, path, label=row.label))
     return runs
 
 
