@@ -171,6 +171,7 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
     assert one == a_summary("dispfl")
     assert two == {
         "method": "local",
+        "logged": None,
         "rounds": 2,
         "unfinished": f"2 of 4 rounds; resume with: dispfl run --resume {unfinished}",
         "metric": "accuracy",

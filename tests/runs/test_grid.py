@@ -92,10 +92,7 @@ def test_a_method_named_twice_runs_once() -> None:
         ),
         (
             ["local", "method.density=0.2"],
-            (
-                "None of these methods (local) has the key method.density. They have no settings of"
-                " their own."
-            ),
+            ("None of these methods (local) has the key method.density. Known: method.private."),
         ),
         (
             ["dispfl", "method.densty=0.2"],

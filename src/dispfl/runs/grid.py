@@ -169,11 +169,10 @@ def _check_override(override: str, fields: Mapping[str, Collection[str]]) -> Non
     if any(_has(names, key) for names in fields.values()):
         return
     method_keys = [f"method.{name}" for name in set().union(*fields.values())]
-    fix = "They have no settings of their own."
-    if method_keys:
-        fix = did_you_mean(key, method_keys)
     raise ConfigError(
-        f"None of these methods ({', '.join(fields)}) has the key {key}. {fix}", key=key
+        f"None of these methods ({', '.join(fields)}) has the key {key}."
+        f" {did_you_mean(key, method_keys)}",
+        key=key,
     )
 
 
