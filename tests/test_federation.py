@@ -473,17 +473,17 @@ def test_invalid_arguments_are_refused_with_a_sentence(pairs: list[Pair]) -> Non
         ),
         (
             DataError,
-            "Peer 1's training data is empty",
+            "Peer 001's training data is empty",
             lambda: Federation(MyNet, [pairs[0], (empty, pairs[0][1])]),
         ),
         (
             DataError,
-            "Peer 0's test data is empty",
+            "Peer 000's test data is empty",
             lambda: Federation(MyNet, [(pairs[0][0], empty)]),
         ),
         (
             DataError,
-            "Peer 0's training data has 20 inputs but 19 labels",
+            "Peer 000's training data has 20 inputs but 19 labels",
             lambda: Federation(MyNet, [((inputs, labels[1:]), pairs[0][1])]),
         ),
         (ConfigError, r"peers\[1\] must be a pair", lambda: Federation(MyNet, [pairs[0], 3])),  # type: ignore[list-item]
@@ -855,7 +855,8 @@ def test_a_wrong_attack_is_refused_in_a_sentence(
         ({"peers": 3}, "`peers` must be a list of pairs (training data, test data), got 3."),
         (
             {"peers": {0: 1}},
-            "`peers` must be a list of pairs (training data, test data), got a dict.",
+            "peers[0] must be a pair (training data, test data), or (training data, validation"
+            " data, test data).",
         ),
     ],
 )

@@ -32,6 +32,7 @@ RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 REPORT_MAY = (
     "dispfl.config",
     "dispfl.core.metric",
+    "dispfl.core.names",
     "dispfl.core.quantities",
     "dispfl.core.report",
     "dispfl.registry",

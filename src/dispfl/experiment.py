@@ -19,6 +19,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
+from dispfl.core.names import MAX_PEERS, check_names, peer_names
 from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
@@ -35,7 +36,7 @@ from dispfl.registry import FUNCTIONS, REGISTRIES, choose
 from dispfl.robust.attacks import Attack, AttackName
 from dispfl.robust.averages import check_byzantine, check_mixing_weights, check_protects
 from dispfl.settings import Settings
-from dispfl.topology import MAX_PEERS, RandomRegular, Topology
+from dispfl.topology import RandomRegular, Topology
 from dispfl.user_functions import checked_name, import_reference
 from dispfl.wire.codec import Wire
 
@@ -191,6 +192,11 @@ class Simulation(RunSettings):
 
     peers: int = Field(default=16, ge=1, le=MAX_PEERS)
     """Participants of the federation."""
+    names: tuple[str, ...] = ()
+    """The peers' names; their alphabetical order is that of the roster. By default 000, 001, ...
+
+    With partition=by_column they are the values of the column.
+    """
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -217,6 +223,42 @@ class Simulation(RunSettings):
     """What Byzantine peers do; the scores of the other peers are reported."""
     byzantine: float = Field(default=0.0, ge=0, lt=1)
     """The share of Byzantine peers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _peers_are_named(cls, values: Any) -> Any:
+        """Count the peers that are named, and refuse another number of them."""
+        names = values.get("names")
+        if not names:
+            return values
+        if isinstance(names, str):
+            names = [names]
+        names = check_names(names, "names")
+        peers = values.get("peers", len(names))
+        if peers != len(names):
+            raise ConfigError(
+                f"`names` has {len(names)} names, but peers is {peers}; name all of them, or omit"
+                " `names`.",
+                key="names",
+            )
+        return {**values, "names": names, "peers": len(names)}
+
+    @property
+    def roster(self) -> list[str]:
+        """The names of all peers that take part, sorted."""
+        return list(self.names) or peer_names(self.peers)
+
+    def named(self, names: Sequence[str]) -> Self:
+        """Return the settings with these names of the peers, where they have none."""
+        if not names or self.names == tuple(names):
+            return self
+        if self.names:
+            raise ConfigError(
+                "`names` are not those that the data give the peers:"
+                f" {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}. Omit `names`.",
+                key="names",
+            )
+        return self.model_copy(update={"names": tuple(names)})
 
     @field_validator("engine", mode="before")
     @classmethod

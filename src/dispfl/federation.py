@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dispfl.config import MADE_IN_PYTHON, check_keys, compose_values, read_toml
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import MetricLike
+from dispfl.core.names import check_names
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators
@@ -29,10 +30,12 @@ from dispfl.runs.metrics import weights_sha256
 from dispfl.runs.prepare import unseen_names, with_poisoned_data
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import Run
-from dispfl.topology import GraphTopology, Topology, is_graph, peer_names
+from dispfl.topology import GraphTopology, Topology, is_graph
 
 PeerDatasets = Sequence[tuple[DatasetLike, ...]]
 """For each peer (training data, test data), or (training data, validation data, test data)."""
+NamedDatasets = Mapping[str, tuple[DatasetLike, ...]]
+"""The same by the names of the peers."""
 
 
 def run(
@@ -65,7 +68,8 @@ class Federation:
         model: any function that returns a new `nn.Module`.
         peers: for each peer a pair (training data, test data), or a triple (training data,
             validation data, test data), of torch Datasets or (inputs, labels) tensors.
-            `Dirichlet().peers(data, 100)` divides a data set into such a list.
+            `Dirichlet().peers(data, 100)` divides a data set into such a list. Or a dict of these
+            by the peers' names; the names' alphabetical order is that of the roster.
         method: an object (`DisPFL(density=0.2)`), or as in a config file a name (`"dispfl"`), a
             reference (`"my_module:Mine"`) or a dict (`{"name": "dispfl", "density": 0.2}`).
         topology: in the same ways: `Ring()`, `"ring"`, ... Or a graph, in which rows receive from
@@ -91,7 +95,7 @@ class Federation:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        peers: PeerDatasets,
+        peers: PeerDatasets | NamedDatasets,
         method: Method | str | Mapping[str, Any] = "dispfl",
         topology: Topology | str | Mapping[str, Any] | Any = "random",
         *,
@@ -105,6 +109,10 @@ class Federation:
         **settings: Any,
     ) -> None:
         _check_model(model)
+        if isinstance(peers, Mapping):
+            by_name = {str(name): data for name, data in peers.items()}
+            settings["names"] = check_names(peers, "peers")
+            peers = [by_name[name] for name in settings["names"]]
         _check_peers("peers", peers)
         _check_peers("unseen_peers", unseen_peers)
         if not peers:
@@ -119,11 +127,11 @@ class Federation:
         task = Task.of(loss, metric, simulation.task)
         metrics = tuple(metric.name for metric in task.metrics)  # also those of the user's own
 
-        data = _peers_data("peers", peers, peer_names(len(peers)))
+        data = _peers_data(peers, simulation.roster)
         attack = simulation.attack_among(list(data))
         if attack is not None and attack.name in POISONS:
             data = with_poisoned_data(data, attack, _count_classes(data))
-        unseen = _peers_data("unseen_peers", unseen_peers, unseen_names(len(unseen_peers)))
+        unseen = _peers_data(unseen_peers, unseen_names(len(unseen_peers)))
         global_samples = None
         if global_test is not None:
             global_samples = samples_from(global_test, "The global test data")
@@ -212,11 +220,11 @@ def _check_peers(key: str, peers: object) -> None:
             )
 
 
-def _peers_data(key: str, peers: PeerDatasets, names: Sequence[str]) -> dict[str, PeerData]:
+def _peers_data(peers: PeerDatasets, names: Sequence[str]) -> dict[str, PeerData]:
     """Return the data of each peer, by name."""
     data = {}
-    for index, (name, (train, *validation, test)) in enumerate(zip(names, peers, strict=True)):
-        owner = f"Peer {index}" if key == "peers" else f"Unseen peer {index}"
+    for name, (train, *validation, test) in zip(names, peers, strict=True):
+        owner = f"Peer {name}"
         peer_data = PeerData(
             samples_from(train, f"{owner}'s training data"),
             samples_from(test, f"{owner}'s test data"),

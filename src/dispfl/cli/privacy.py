@@ -105,11 +105,10 @@ def budget_cost(experiment: "Experiment") -> BudgetCost:
 
 def _training_rounds(experiment: "Experiment") -> int:
     """Return the most rounds that a peer trains in: a server may select it in some only."""
-    from dispfl.topology import peer_names
-
     method = experiment.method.resolved(experiment.topology, experiment.peers)
-    roster = peer_names(experiment.peers)
-    return method.training_rounds(experiment.topology, experiment.seed, experiment.rounds, roster)
+    return method.training_rounds(
+        experiment.topology, experiment.seed, experiment.rounds, experiment.roster
+    )
 
 
 def _samples(experiment: "Experiment") -> int:

@@ -71,7 +71,7 @@ def init(
     Example: dispfl peer roster init hearts.roster --federation hearts --threshold 2 --key ann.key
     --admin ben.pub --admin cat.pub --config federation.toml
     """
-    from dispfl.peer.membership.address import check_name
+    from dispfl.core.names import check_name
     from dispfl.peer.membership.roster import Roster, RosterError, read_admin
 
     if file.exists():

@@ -65,9 +65,9 @@ def up(
     """
 
     from dispfl.cli.run import data_dir_override
+    from dispfl.core.names import roster_of
     from dispfl.peer.local_federation import PeerProcesses, collect_results
-    from dispfl.runs.directory import read_summary
-    from dispfl.topology import peer_names
+    from dispfl.runs.directory import read_config, read_summary
 
     arguments = list(arguments or [])
     console = SafeConsole()
@@ -86,7 +86,7 @@ def up(
             show(path, console)
             return
 
-    processes = PeerProcesses(path, peer_names(experiment.peers), simultaneous=resume is not None)
+    processes = PeerProcesses(path, roster_of(read_config(path)), simultaneous=resume is not None)
     metric = experiment.metric[0].rpartition(":")[2]
     watch(processes, experiment.rounds, metric, console)
     collect_results(path)

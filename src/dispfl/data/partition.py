@@ -8,6 +8,7 @@ an impossible one is a `PartitionError`.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor
 
+from dispfl.core.names import names_from
 from dispfl.core.rng import stream
 from dispfl.data.class_counts import (
     Counts,
@@ -186,8 +188,14 @@ class Partition(Component):
         test data). The same seed gives the split of an experiment with this seed. `augment` crops
         and flips training images.
         """
-        train, test = data.samples(augment=augment)
         split = self.split_data(data, peers, rng=stream(seed, "partition"))
+        return self._divided(data, split, augment)
+
+    @staticmethod
+    def _divided(
+        data: "LabelledDataset", split: Split, augment: bool
+    ) -> "list[tuple[Samples, ...]]":
+        train, test = data.samples(augment=augment)
         parts = [[train.take(rows) for rows in split.train]]
         if split.validation:
             parts.append([train.take(rows) for rows in split.validation])
@@ -378,9 +386,9 @@ class IID(Partition):
 class ByColumn(Partition):
     """Every peer has the samples of one value of a column, which is no input.
 
-    Peers are in the order of the values. With fewer peers than values, those with the most training
-    samples are used. `samples_per_peer` and `test_samples_per_peer` are upper limits here: a peer
-    has as many samples as there are.
+    The values name the peers, in this order. With fewer peers than values, those with the most
+    training samples are used. `samples_per_peer` and `test_samples_per_peer` are upper limits here:
+    a peer has as many samples as there are.
     """
 
     name: Literal["by_column"] = "by_column"
@@ -422,7 +430,8 @@ class ByColumn(Partition):
 
         train = []
         test = []
-        for group in self._largest_groups(train_groups, peers, column):
+        groups = self._largest_groups(train_groups, peers, column)
+        for group in groups.values():
             test_rows = np.flatnonzero(test_groups == group)
             if not len(test_rows):
                 raise PartitionError(
@@ -430,10 +439,20 @@ class ByColumn(Partition):
                 )
             train.append(_at_most(np.flatnonzero(train_groups == group), limit, draws))
             test.append(_at_most(test_rows, self.test_samples_per_peer, draws))
-        return self.completed(tuple(train), tuple(test), data.train_labels, data.test_labels, draws)
+        split = self.completed(
+            tuple(train), tuple(test), data.train_labels, data.test_labels, draws
+        )
+        return replace(split, names=tuple(groups))
 
-    def _largest_groups(self, groups: NDArray[np.str_], peers: int, column: str) -> list[str]:
-        """The values with the most training samples, one for each peer, in order."""
+    def named_peers(
+        self, data: "LabelledDataset", peers: int, *, seed: int = 0, augment: bool = False
+    ) -> "dict[str, tuple[Samples, ...]]":
+        """Divide a data set as `peers` does, by the names of the peers: those of the values."""
+        split = self.split_data(data, peers, rng=stream(seed, "partition"))
+        return dict(zip(split.names, self._divided(data, split, augment), strict=True))
+
+    def _largest_groups(self, groups: NDArray[np.str_], peers: int, column: str) -> dict[str, str]:
+        """The values with the most training samples, one for each peer, by its name, in order."""
         names, sizes = np.unique(groups, return_counts=True)
         if peers > len(names):
             raise PartitionError(
@@ -441,7 +460,8 @@ class ByColumn(Partition):
                 f"use at most {len(names)}."
             )
         largest: list[str] = names[np.argsort(-sizes, kind="stable")[:peers]].tolist()
-        return sorted(largest, key=_sort_key(names.tolist()))
+        values = sorted(largest, key=_sort_key(names.tolist()))
+        return dict(sorted(zip(names_from(values), values, strict=True)))
 
     def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
         raise PartitionError(

@@ -23,6 +23,8 @@ class Split:
     """Of the test data, with `partition.global_test_samples`: the same for all peers."""
     unseen: "Split | None" = None
     """The samples of peers that do not take part."""
+    names: tuple[str, ...] = ()
+    """The names of the peers, in order, where the data name them."""
 
     @property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
@@ -37,7 +39,12 @@ class Split:
         last = slice(-count, None)
         unseen = Split(self.train[last], self.test[last], self.validation[last])
         return Split(
-            self.train[first], self.test[first], self.validation[first], self.global_test, unseen
+            self.train[first],
+            self.test[first],
+            self.validation[first],
+            self.global_test,
+            unseen,
+            self.names[first],
         )
 
     def fits(self, train: int, test: int) -> bool:

@@ -23,7 +23,6 @@ from dispfl.models.settings import CustomModel
 from dispfl.runs.directory import final_states, read_metrics, saved_rounds, trusted_config
 from dispfl.runs.metrics import main_scores, weights_sha256
 from dispfl.runs.saved import fine_tune, run_inputs, saved_context, site_inputs
-from dispfl.topology import peer_names
 
 if TYPE_CHECKING:
     from dispfl.peer.site import Site  # needs the extra `peer`
@@ -47,12 +46,12 @@ def personal_model(
     data are read only to fine-tune. A run of somebody else whose config names code needs `trust`.
     """
     experiment = _experiment(path, peer, data_dir, trust)
-    name = _name(path, peer, peer_names(experiment.peers))
+    name = _name(path, peer, experiment.roster)
     rounds = saved_rounds(path)
     states = final_states(path)
     inputs = _describe_inputs(run_inputs(path, experiment.data))
     state = _evaluated_state(experiment, inputs, states, name)
-    score = _score(path, rounds, name)
+    score = _score(path, rounds, experiment.roster.index(name))
     if experiment.method.fine_tuning:
         _, context = saved_context(path, experiment)
         state, score = fine_tune(context, name, state, rounds - 1, experiment.workers)
@@ -198,11 +197,11 @@ def _evaluated_state(
     return evaluated_state(method, state, method.global_model(states), private)
 
 
-def _score(path: Path, rounds: int, name: str) -> float | None:
-    """The peer's score after this many rounds, if it was evaluated then."""
+def _score(path: Path, rounds: int, index: int) -> float | None:
+    """The score of a peer of the roster after this many rounds, if it was evaluated then."""
     records = read_metrics(path)[rounds - 1 : rounds]
     scores = main_scores(records[0]) if records else None
-    return scores["per_peer"][int(name)] if scores else None
+    return scores["per_peer"][index] if scores else None
 
 
 def _newest(site: "Site") -> tuple[int, PeerState]:

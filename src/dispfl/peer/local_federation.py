@@ -48,7 +48,6 @@ from dispfl.runs.execute import save_split, update_config
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.runs.saved import saved_context
-from dispfl.topology import peer_names
 
 LOG = "log.txt"
 LOOPBACK = "127.0.0.1"
@@ -79,10 +78,11 @@ def create_run(experiment: Experiment, out: Path) -> None:
             key="attack",
         )
     data, split, context = prepare(experiment)
+    experiment = experiment.named(split.names)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
         save_split(out, data, split, context)
-        _create_sites(out, peer_names(experiment.peers))
+        _create_sites(out, experiment.roster)
 
 
 def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
@@ -103,7 +103,7 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
             data = load_dataset(experiment.data, task=experiment.task)
             split = split_dataset(experiment, data)
             save_split(out, data, split, experiment_context(experiment, data, split))
-        names = peer_names(experiment.peers)
+        names = experiment.roster
         stores = []
         for name in names:
             run = out / SITES / name / RUN

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from pydantic import field_validator
 
+from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import (
     RUN,
@@ -36,7 +37,7 @@ from dispfl.files import (
     user_name,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite

@@ -120,9 +120,7 @@ def _up_and_down(up: float, down: float) -> str:
 
 
 def _node_name(node: str) -> str:
-    if node.isdecimal():
-        return f"peer {node}"
-    return f"the {node}"
+    return "the server" if node == SERVER else f"peer {node}"
 
 
 # The graph of the last round

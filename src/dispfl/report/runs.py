@@ -12,6 +12,7 @@ from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.metric import Measure
+from dispfl.core.names import MAX_PEERS, roster_of
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
@@ -31,7 +32,6 @@ from dispfl.runs.metrics import (
     measure_of,
     seconds_per_peer_round,
 )
-from dispfl.topology import MAX_PEERS, peer_names
 
 Record = dict[str, Any]
 """A line of the metrics."""
@@ -191,7 +191,7 @@ class RecordedRun:
 
     @property
     def roster(self) -> list[str]:
-        return peer_names(self.config["peers"])
+        return roster_of(self.config)
 
     @cached_property
     def settings(self) -> dict[str, str]:

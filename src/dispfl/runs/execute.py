@@ -305,9 +305,12 @@ class ExperimentRun:
         with directory.closed_on_failure():
             if not (path / "config.toml").exists():
                 data, split, context = prepare(experiment, decoding)
+                experiment = experiment.named(split.names)
                 directory.write_config(experiment.to_toml())
                 save_split(path, data, split, context)
                 return cls(experiment, context, directory)
+            if not experiment.names:
+                experiment = experiment.named(read_config(path).get("names", ()))
             if (path / SITES).is_dir():
                 raise RunError(
                     f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}"
@@ -322,6 +325,7 @@ class ExperimentRun:
 
     def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
         """Return a run that this one trains too, because only its evaluation differs."""
+        experiment = experiment.named(self.experiment.names)
         with directory.closed_on_failure():
             directory.write_config(experiment.to_toml())
             write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
@@ -393,7 +397,7 @@ def run_experiment(
             raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
         connect_engine(experiment)
         _, split, context = prepare(experiment)
-        config = experiment.to_toml()
+        config = experiment.named(split.names).to_toml()
         run = execute(context, None, observer, callbacks=callbacks, config=config)
         return replace(run, split=split)
 

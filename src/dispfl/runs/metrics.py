@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dispfl.core.metric import Measure, Metric
+from dispfl.core.names import roster_of
 from dispfl.core.packed import PackedModel
 from dispfl.core.quantities import ROUND_QUANTITIES
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
@@ -27,7 +28,6 @@ from dispfl.round.context import RunContext
 from dispfl.round.ledger import Ledger
 from dispfl.round.round import Round
 from dispfl.runs.links import encode_links
-from dispfl.topology import peer_names
 
 Metrics = dict[str, Any]
 """A JSON object."""
@@ -143,8 +143,7 @@ def received_senders(reports: Sequence[Report]) -> Metrics:
 def byzantine_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the Byzantine peers of a run with this config."""
     share = config.get("byzantine", 0.0)
-    roster = peer_names(config["peers"])
-    attack = Attack.of(config.get("attack", "none"), share, roster, config["seed"])
+    attack = Attack.of(config.get("attack", "none"), share, roster_of(config), config["seed"])
     if attack is None:
         return frozenset()
     return attack.byzantine

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dispfl.core.names import peer_names
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import TaskName
@@ -16,7 +17,6 @@ from dispfl.experiment import Experiment, NamedSettings
 from dispfl.models.settings import CustomModel
 from dispfl.robust.attacks import Attack, poisoned
 from dispfl.round.context import RunContext, RunData
-from dispfl.topology import peer_names
 
 
 def prepare(
@@ -52,7 +52,8 @@ def experiment_context(
 ) -> RunContext:
     """Return the context of an experiment's rounds, with the data divided by a split."""
     train, test = dataset.samples(augment=experiment.data.augment)
-    roster = peer_names(experiment.peers)
+    experiment = experiment.named(split.names)
+    roster = experiment.roster
     peers = _peer_data(roster, split, train, test)
     attack = experiment.attack_among(roster)
     if attack is not None:

@@ -12,6 +12,7 @@ from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
+from dispfl.core.names import roster_of
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Task
@@ -42,7 +43,6 @@ from dispfl.runs.directory import (
 )
 from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
 from dispfl.runs.prepare import experiment_context
-from dispfl.topology import peer_names
 from dispfl.trust import check_site
 
 ModelFunction = Callable[[], nn.Module]
@@ -76,7 +76,7 @@ class SavedRun:
         self._metric = metric
         self._trust = trust
         site_name = self.config.get("peer")
-        self.roster = [str(site_name)] if site_name else peer_names(self.config["peers"])
+        self.roster = [str(site_name)] if site_name else roster_of(self.config)
 
     @cached_property
     def states(self) -> LazyStates:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from dispfl.core.names import peer_names
 from dispfl.core.rng import stream_seed
 from dispfl.errors import ConfigError, user_errors
 from dispfl.settings import Component
@@ -111,18 +112,6 @@ class Topology(Component):
     def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
         """Return the peers that an online peer may receive from: by default its neighbours."""
         return received[peer]
-
-
-MAX_PEERS = 1_000_000
-"""More than anyone simulates: a damaged config must not fill the memory with names."""
-
-
-def peer_names(count: int) -> list[str]:
-    """Return the names of simulated peers: `000`, `001`, ..., in the roster's order."""
-    if count > MAX_PEERS:
-        raise ConfigError(f"peers must be at most {MAX_PEERS:,}, got {count:,}.", key="peers")
-    width = max(3, len(str(count - 1)))
-    return [f"{k:0{width}d}" for k in range(count)]
 
 
 def _problem_of_type(graph: Any) -> str:

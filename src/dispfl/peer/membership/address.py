@@ -1,4 +1,4 @@
-"""Names and network addresses of sites."""
+"""Network addresses of sites."""
 
 import ipaddress
 import re
@@ -6,15 +6,11 @@ from typing import NamedTuple
 
 from dispfl.errors import ConfigError
 
-# A leading dash would look like a command-line option.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 # Names of interfaces, such as eth0 and wlan0.100. In a URL %25 is a percent sign, so 25 would not
 # be a zone there.
 _ZONE = re.compile(r"(?=.{1,15}\Z)(?!25)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_CHARS = 300
-RESERVED = {"server", "unknown"}
-"""Names with a special meaning in ledgers and counters."""
 
 
 class Address(NamedTuple):
@@ -55,20 +51,6 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
-
-
-def check_name(description: str, name: str) -> str:
-    """Return the name if it is valid for a site or a federation, else raise `ConfigError`."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{description} must be 1 to 40 letters (a-z), digits and dashes and not start with a"
-            f" dash, got {name!r}."
-        )
-    if name in RESERVED:
-        raise ConfigError(
-            f"{description} cannot be {name!r}, which is reserved; choose another name."
-        )
-    return name
 
 
 def _host(host: str, text: str) -> str:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, DispflError
 from dispfl.files import (
     make_folder,
@@ -28,7 +29,6 @@ from dispfl.files import (
     read_regular,
     write_atomically,
 )
-from dispfl.peer.membership.address import check_name
 
 _MAX_CERTIFICATE_BYTES = 4096  # typical size: 400
 _VALIDITY_YEARS = 10

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
+from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, DispflError
-from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import (
     IdentityError,
     common_name,

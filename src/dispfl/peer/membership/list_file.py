@@ -37,6 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dispfl.core.names import check_name
 from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.files import (
     is_disk_full,
@@ -45,7 +46,7 @@ from dispfl.files import (
     read_regular,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.audit_log import (
     Change,
     append_audit,

@@ -17,8 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dispfl.core.names import check_name
 from dispfl.errors import ConfigError
-from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,

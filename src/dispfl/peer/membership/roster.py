@@ -25,9 +25,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, DispflError
 from dispfl.files import open_regular, read_regular
-from dispfl.peer.membership.address import check_name
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import check_private, same_fingerprint, write_privately
 from dispfl.peer.membership.invite import Invite, InviteError

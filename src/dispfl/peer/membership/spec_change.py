@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from dispfl.core.names import check_name
 from dispfl.errors import DispflError
-from dispfl.peer.membership.address import check_name
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.roster import Roster
