@@ -132,6 +132,20 @@ LAST_LINES = {
         flops=2 * EPOCHS,
         values=2 * DENSE,
     ),
+    "dfedavgm": LastLine(
+        "train.lr=0.02",
+        [0.78, 0.64, 0.74, 0.82],
+        [0.9825, 1.4011, 0.9779, 1.0596],
+        flops=2 * EPOCHS,
+        values=2 * DENSE,
+    ),
+    "dfedsam": LastLine(
+        "train.lr=0.02",
+        [0.76, 0.64, 0.74, 0.84],
+        [1.0078, 1.4380, 0.9778, 1.0960],
+        flops=4 * EPOCHS,  # two passes a step
+        values=2 * DENSE,
+    ),
     "fedprox": LastLine(
         "method.prox_mu=0.5 method.cohort=2",
         [0.48, 0.26, 0.42, 0.64],

@@ -106,7 +106,12 @@ def test_every_rule_has_a_name_and_a_sentence_of_its_own() -> None:
 def test_masks_keep_as_many_weights_after_a_round_as_the_model_has(method: Method) -> None:
     for finished_round in run_all_rounds(tiny_context(method, rounds=4)):
         for state in finished_round.states.values():
-            assert state.next_mask.kept == state.model.mask.kept == state.model.values.numel()
+            kept = state.model.mask.kept
+            assert kept == state.model.values.numel()
+            if method.name == "da-dpfl":  # it prunes further
+                assert state.next_mask.kept <= kept
+            else:
+                assert state.next_mask.kept == kept
 
 
 def test_a_step_and_a_round_change_something(method: Method) -> None:

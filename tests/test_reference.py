@@ -48,7 +48,7 @@ def test_an_entry_has_the_range_and_the_default_of_dispfl_run() -> None:
     assert [entry.components for entry in densities] == [
         ("dispfl",),
         ("subfedavg",),
-        ("dpsgd", "dpsgd-ft"),
+        ("dpsgd", "dpsgd-ft", "dfedavgm", "dfedsam"),
     ]
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from dispfl.methods.base import ServerMethod as ServerMethod
     from dispfl.methods.base import initial_state as initial_state
     from dispfl.methods.base import spread_densities as spread_densities
+    from dispfl.methods.dfedavgm import DFedAvgM as DFedAvgM
+    from dispfl.methods.dfedsam import DFedSAM as DFedSAM
     from dispfl.methods.dispfl import DisPFL as DisPFL
     from dispfl.methods.ditto import Ditto as Ditto
     from dispfl.methods.dpsgd import DPSGD as DPSGD
@@ -88,6 +90,8 @@ _MODULES = {
     "Density": "methods.base",
     "ByColumn": "data.partition",
     "Dirichlet": "data.partition",
+    "DFedAvgM": "methods.dfedavgm",
+    "DFedSAM": "methods.dfedsam",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
     "Ditto": "methods.ditto",

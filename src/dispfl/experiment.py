@@ -137,6 +137,20 @@ class RunSettings(Settings):
     def _names_a_function(cls, loss: str | None) -> str | None:
         return loss and checked_name(loss)
 
+    @field_validator("train")
+    @classmethod
+    def _defaults_of_method(cls, train: Train, info: Any) -> Train:
+        """Give the settings that the user has not set the method's defaults."""
+        method = info.data.get("method")
+        if method is None:  # it was refused
+            return train
+        defaults = dict(method.train_defaults)
+        if train.optimizer != "sgd":
+            defaults.pop("momentum", None)
+        for key in train.model_fields_set:
+            defaults.pop(key, None)
+        return train.model_copy(update=defaults)
+
     @field_validator("metric", mode="before")
     @classmethod
     def _check_metrics(cls, value: Any) -> Any:

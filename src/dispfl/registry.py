@@ -150,6 +150,8 @@ METHODS: "Registry[Method]" = Registry(
         "subfedavg": "dispfl.methods.subfedavg:SubFedAvg",
         "dpsgd": "dispfl.methods.dpsgd:DPSGD",
         "dpsgd-ft": "dispfl.methods.finetuned:DPSGDFT",
+        "dfedavgm": "dispfl.methods.dfedavgm:DFedAvgM",
+        "dfedsam": "dispfl.methods.dfedsam:DFedSAM",
         "fedprox": "dispfl.methods.fedprox:FedProx",
         "fedper": "dispfl.methods.fedrep:FedPer",
         "fedrep": "dispfl.methods.fedrep:FedRep",

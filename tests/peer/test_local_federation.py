@@ -157,6 +157,23 @@ def test_real_peers_with_a_private_head_get_the_models_and_bytes_of_the_simulati
     check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.density=[0.4,0.8,1]", "topology=file"],
+    ],
+)
+def test_real_peers_agree_on_push_sum_weights_votes_scores_and_graphs_from_files(
+    start: Callable[[int], PeerProcesses], tmp_path: Path, settings: list[str]
+) -> None:
+    graph = tmp_path / "graph.csv"
+    graph.write_text("receiver,sender,weight\n0,1,0.5\n1,0,0.2\n1,2,0.3\n2,0,0.9\n")
+    if "topology=file" in settings:
+        settings = [*settings, f"topology.path={graph}"]
+    experiment = compose({}, [*TINY, "peers=3", "rounds=2", *settings])
+    check_agreement(start(3), experiment)
+
+
 def check_agreement(processes: PeerProcesses, experiment: Experiment) -> None:
     """Check that the real peers get the models and count the bytes of the simulation."""
     simulation = processes.out.with_name("simulated")

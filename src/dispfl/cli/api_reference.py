@@ -33,12 +33,13 @@ SECTIONS = (
         "Method GossipMethod ServerMethod PeerState Neighbourhood Density spread_densities "
         "check_method",
         "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT "
-        "FedProx FedPer FedRep FedBN APFL FedALA",
+        "FedProx FedPer FedRep FedBN APFL FedALA "
+        "DFedAvgM DFedSAM",
         "A method of your own derives from `GossipMethod` or `ServerMethod`: see [Extend "
         "it](../extend.md).",
     ),
     Section("Training", "Trainer Metric", "Train Privacy Wire"),
-    Section("Topologies", "Topology", "RandomRegular Ring Full Grid Exponential"),
+    Section("Topologies", "Topology", "RandomRegular Ring Full Grid Exponential GraphTopology"),
     Section(
         "Data and partitions",
         "load_dataset Partition Split",

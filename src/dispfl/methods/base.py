@@ -68,6 +68,8 @@ class Method(Component):
     """Whether it uses a peer's data in `learn` and `gradient` only, where privacy is accounted."""
     plain_sgd: ClassVar[bool] = False
     """Whether its equations hold for plain SGD only; then other optimizers are refused."""
+    train_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings of `train` that have another default with this method, such as its momentum."""
     evaluates_global: ClassVar[bool] = False
     """Whether peers are evaluated with the global model instead of their own.
 
@@ -236,6 +238,9 @@ class GossipMethod(Method):
     Then neighbours need not send the others.
     """
 
+    density_falls: ClassVar[bool] = False
+    """Whether a peer may keep fewer weights of a layer later than in round 0."""
+
     @property
     def gossips(self) -> bool:
         return self.communicates
@@ -245,6 +250,15 @@ class GossipMethod(Method):
         """Whether `step` averages by `Trainer.mixing_weights`, which a topology may have.
 
         A topology with weights is refused where they would be ignored.
+        """
+        return False
+
+    @property
+    def pushes(self) -> bool:
+        """Whether senders divide their models among their receivers, as push-sum does.
+
+        Then the mixing weights of each sender, its own among them, add up to 1, not those of each
+        receiver.
         """
         return False
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dispfl.core.averaging import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, PeerState, initial_state
@@ -52,12 +52,16 @@ class DPSGD(Robust, GossipMethod):
     ) -> PeerState:
         """Average, then learn."""
         mask = state.model.mask
-        models = {**received, trainer.peer: state.model}
-        mixed = self.robust_mix(trainer, models, mask)
-        if mixed is None:
-            mixed = mean_model(models, mask.unpack(), trainer.mixing_weights_of(sorted(models)))
+        mixed = self.average(trainer, {**received, trainer.peer: state.model}, mask)
         trained = PackedModel.under(trainer.learn(mixed, mask), mask)
         return PeerState(trained, mask, trainer.buffers)
+
+    def average(self, trainer: Trainer, models: Mapping[str, PackedModel], mask: Mask) -> Tensor:
+        """Return the average of our own and the received models, by the robust rule if any."""
+        robust_average = self.robust_mix(trainer, models, mask)
+        if robust_average is not None:
+            return robust_average
+        return mean_model(models, mask.unpack(), trainer.mixing_weights_of(sorted(models)))
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the consensus: the average of all peers' models."""

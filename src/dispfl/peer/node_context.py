@@ -18,7 +18,13 @@ from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.round.context import RunContext
-from dispfl.round.exchange import Graph, exchange_row, gossip_senders, mixing_weights
+from dispfl.round.exchange import (
+    Graph,
+    exchange_graph,
+    exchange_row,
+    gossip_senders,
+    mixing_weights,
+)
 from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
@@ -114,7 +120,9 @@ class Participants:
 
     def mixing_weights(self, t: int) -> Mapping[str, float] | None:
         """How much each model counts in our average of round t; None: all the same."""
-        return mixing_weights(self._versions.at(t).run, t, self.names(t), self._name)
+        run = self._versions.at(t).run
+        names = self.names(t)
+        return mixing_weights(run, t, exchange_graph(run, t, names), names).get(self._name)
 
     def topology_problem(self, t: int) -> str | None:
         """Why the topology does not say who our neighbours in round t are; None if it does."""

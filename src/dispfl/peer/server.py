@@ -4,6 +4,7 @@ from typing import NoReturn
 
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import MessageError
+from dispfl.methods.base import GossipMethod
 from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.state.status import announced_privacy
@@ -148,7 +149,10 @@ class Server:
         mask = self.ctx.codec.decode_request(body)
         kept_counts = self.ctx.membership.kept_counts(sender)
         if kept_counts is not None:
-            check_request(mask, kept_counts, sender, self.ctx.codec.layout)
+            method = self.ctx.run.method
+            falls = isinstance(method, GossipMethod) and method.density_falls
+            layout = self.ctx.codec.layout
+            check_request(mask, kept_counts, sender, layout, density_falls=falls)
         return mask
 
     def _refuse(self, sender: str, reason: str, message: str) -> NoReturn:

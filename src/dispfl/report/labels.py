@@ -21,6 +21,8 @@ METHOD_LABELS = {
     "fedbn": "FedBN",
     "apfl": "APFL",
     "fedala": "FedALA",
+    "dfedavgm": "DFedAvgM",
+    "dfedsam": "DFedSAM",
 }
 """The names of the methods in their papers; other methods keep their own name."""
 IGNORED_KEYS = {

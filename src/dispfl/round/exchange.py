@@ -92,14 +92,44 @@ def exchange_row(
 
 
 def mixing_weights(
-    context: RunContext, t: int, roster: Sequence[str], peer: str
-) -> Mapping[str, float] | None:
-    """Return how much each model counts in a peer's average; None: all the same."""
+    context: RunContext, t: int, graph: Graph, roster: Sequence[str] | None = None
+) -> dict[str, dict[str, float]]:
+    """Return how much each model counts in the average of each peer of a graph.
+
+    They are the topology's weights, or 1 for the peer itself and each neighbour; where the method
+    pushes, those of each sender add up to 1. A peer without an entry counts all models the same.
+    """
     topology = context.settings.topology
-    if not context.method.gossips or not topology.is_weighted:
-        return None
-    with user_errors(f"topology {topology.name}, round {t}"):
-        return topology.mixing_weights(context.settings.seed, t, roster, peer)
+    method = context.method
+    pushes = isinstance(method, GossipMethod) and method.pushes
+    if not method.gossips or not (topology.is_weighted or pushes):
+        return {}
+    if roster is None:
+        roster = context.roster
+    rows = {}
+    for peer, neighbours in graph.items():
+        with user_errors(f"topology {topology.name}, round {t}"):
+            weights = topology.mixing_weights(context.settings.seed, t, roster, peer)
+        if weights is None:
+            weights = dict.fromkeys([*neighbours, peer], 1.0)
+        rows[peer] = {name: weights[name] for name in (*neighbours, peer)}
+    return _divided_by_senders(rows) if pushes else rows
+
+
+def _divided_by_senders(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return weights of which those of each sender add up to 1."""
+    sums = dict.fromkeys(rows, 0.0)
+    for row in rows.values():
+        for sender, weight in row.items():
+            sums[sender] += weight
+    divided = {}
+    for peer, row in rows.items():
+        divided[peer] = {
+            sender: weight / sums[sender] for sender, weight in row.items() if sums[sender]
+        }
+        if not sums[peer]:  # nobody receives from it, and its own weight is 0
+            divided[peer][peer] = 1.0
+    return divided
 
 
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
@@ -166,9 +196,23 @@ def request_size(codec: Codec, mask: Mask | None) -> int:
     return len(codec.encode_request(mask))
 
 
-def check_request(mask: Mask, announced: Sequence[int], sender: str, layout: Layout) -> None:
-    """Refuse a mask that does not keep the announced number of weights in each layer."""
-    if mask.kept_per_layer(layout) != list(announced):
+def check_request(
+    mask: Mask,
+    announced: Sequence[int],
+    sender: str,
+    layout: Layout,
+    *,
+    density_falls: bool = False,
+) -> None:
+    """Refuse a mask that does not keep the announced number of weights in each layer.
+
+    It may keep fewer where the method prunes further.
+    """
+    counts = mask.kept_per_layer(layout)
+    fits = counts == list(announced)
+    if density_falls:
+        fits = len(counts) == len(announced) and all(map(le, counts, announced))
+    if not fits:
         refuse(
             Refusal.DENSITY,
             f"{sender}'s mask does not keep the announced number of weights in each layer.",

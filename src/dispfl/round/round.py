@@ -135,15 +135,21 @@ def gossip_round(
     # Line 6: each online peer may receive from its neighbours of this round.
     graph = exchange_graph(context, t)
     requested = neighbour_counts(context, t, graph)
+    weights = mixing_weights(context, t, graph)
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
         idle = peer not in graph and context.settings.topology.offline == "skip"
         honest = peer not in context.byzantine
-        weights = mixing_weights(context, t, context.roster, peer)
         tasks.append(
             PeerTask(
-                peer, t, graph, requested[peer], weights, idle=idle, evaluate=evaluate and honest
+                peer,
+                t,
+                graph,
+                requested[peer],
+                weights.get(peer),
+                idle=idle,
+                evaluate=evaluate and honest,
             )
         )
 

@@ -141,7 +141,9 @@ def _check_budget(
                 f"{method.name}: {peer} keeps {count} weights of {layer} after round {t},"
                 f" {before} before.",
             )
-    if isinstance(method, GossipMethod) and method.pulls_masked and peer != SERVER:
+    if not isinstance(method, GossipMethod) or method.density_falls:
+        return
+    if method.pulls_masked and peer != SERVER:
         require(
             state.next_mask.kept_per_layer(context.layout) == allowed,
             f"{method.name} pulls with masks, so {peer} must keep each layer's count.",

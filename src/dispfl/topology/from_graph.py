@@ -8,7 +8,8 @@ from pydantic import PrivateAttr
 
 from dispfl.errors import ConfigError
 from dispfl.topology.base import Topology
-from dispfl.topology.read_graph import PeerGraphs, graphs_from, read_graphs
+from dispfl.topology.peer_graphs import PeerGraphs
+from dispfl.topology.read_graph import graphs_from, read_graphs
 
 
 class GraphTopology(Topology):

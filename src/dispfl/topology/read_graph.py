@@ -5,10 +5,8 @@ peer of an edge from the second. An undirected networkx graph has both direction
 """
 
 import csv
-import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,187 +16,10 @@ from numpy.typing import NDArray
 
 from dispfl.errors import ConfigError
 from dispfl.files import read_regular
+from dispfl.topology.peer_graphs import Edges, Floats, PeerGraphs
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 EDGE_COLUMNS = ("receiver", "sender", "weight", "round")
-TOLERANCE = 1e-6
-"""How far a row of weights may exceed 1 by rounding."""
 MAX_ROUND = 1_000_000
-
-
-class Edges(NamedTuple):
-    """The edges of one round, sorted by receiver and sender; one to itself has the own weight."""
-
-    receivers: Indices
-    senders: Indices
-    weights: Floats
-
-    def row(self, receiver: int) -> dict[int, float]:
-        """Return the weight of each sender of a receiver."""
-        begin, end = np.searchsorted(self.receivers, [receiver, receiver + 1])
-        senders = self.senders[begin:end].tolist()
-        return dict(zip(senders, self.weights[begin:end].tolist(), strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class PeerGraphs:
-    """One graph for each round of a cycle."""
-
-    source: str
-    """What it was read from, for messages."""
-    labels: tuple[str, ...]
-    """The nodes as they are named: peers' names, or numbers."""
-    rounds: tuple[Edges, ...]
-    is_complete: bool
-    """Whether it has all peers, as a matrix does; a list of edges omits those without any."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PeerGraphs) and self.digest() == other.digest()
-
-    def __hash__(self) -> int:
-        return hash(self.digest())
-
-    def digest(self) -> str:
-        """Return a digest of nodes, edges and weights."""
-        content = hashlib.blake2b(repr((self.labels, self.is_complete)).encode(), digest_size=16)
-        for edges in self.rounds:
-            for array in edges:
-                content.update(f"{len(array)} ".encode())
-                content.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        return content.hexdigest()
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether an edge has another weight than 1."""
-        return any(bool((edges.weights != 1).any()) for edges in self.rounds)
-
-    def without_weights(self) -> "PeerGraphs":
-        """Return the same edges, all with the weight 1."""
-        rounds = []
-        for edges in self.rounds:
-            rounds.append(edges._replace(weights=np.ones_like(edges.weights)))
-        return replace(self, rounds=tuple(rounds))
-
-    # who is who
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether all nodes are numbers, which may be indices of peers."""
-        return all(label.isascii() and label.isdecimal() for label in self.labels)
-
-    def nodes_by_peer(self, roster: Sequence[str]) -> dict[str, int]:
-        """Return the node of each peer that the graph has.
-
-        Nodes are peers' names if all are names, else indices of the roster if all are numbers.
-        """
-        nodes = {label: node for node, label in enumerate(self.labels)}
-        if not self.is_numbered or nodes.keys() <= set(roster):
-            return {peer: nodes[peer] for peer in roster if peer in nodes}
-        self.check_size(len(roster))
-        by_index = {int(label): node for label, node in nodes.items()}
-        if len(by_index) < len(nodes):
-            raise ConfigError(
-                f"{self.source} names a peer in two ways, such as 1 and 001; use one.",
-                key="topology.path",
-            )
-        highest = max(by_index, default=0)
-        if highest >= len(roster):
-            raise ConfigError(
-                f"{self.source} names peer {highest}, but the {len(roster)} peers of the federation"
-                f" are 0 to {len(roster) - 1}.",
-                key="topology.path",
-            )
-        return {peer: by_index[k] for k, peer in enumerate(roster) if k in by_index}
-
-    def check_size(self, peers: int) -> None:
-        """Refuse another number of peers than a graph of all peers has."""
-        if self.is_complete and len(self.labels) != peers:
-            raise ConfigError(
-                f"{self.source} has {len(self.labels)} peers, but the federation has {peers}; they"
-                " must be the same.",
-                key="topology.path",
-            )
-
-    def check_roster(self, roster: Sequence[str]) -> None:
-        """Refuse a roster that is not the graph's."""
-        nodes = self.nodes_by_peer(roster)
-        if len(nodes) == len(self.labels):
-            return
-        strangers = sorted(set(self.labels) - nodes.keys())
-        raise ConfigError(
-            f"{self.source} names {strangers[0]!r}, which is no peer of this federation; its peers"
-            f" are {', '.join(roster[:3])}{', ...' if len(roster) > 3 else ''}.",
-            key="topology.path",
-        )
-
-    def check_contains(self, peer: str, roster: Sequence[str]) -> None:
-        """Refuse a peer that the graph does not name, and which would be alone for ever."""
-        if not self.is_numbered and peer not in self.labels:
-            raise ConfigError(
-                f"{self.source} does not name {peer}, so it has no neighbours; add it to the file"
-                " at every site.",
-                key="topology.path",
-            )
-
-    # who receives from whom
-
-    def edges(self, t: int) -> Edges:
-        """Return the edges of round t; after the last graph the first one follows."""
-        return self.rounds[t % len(self.rounds)]
-
-    def neighbours(self, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return whom each peer receives from in round t; strangers are left out."""
-        nodes = self.nodes_by_peer(roster)
-        peers = {node: peer for peer, node in nodes.items()}
-        graph: dict[str, list[str]] = {peer: [] for peer in roster}
-        edges = self.edges(t)
-        for receiver, sender in zip(edges.receivers.tolist(), edges.senders.tolist(), strict=True):
-            if receiver != sender and receiver in peers and sender in peers:
-                graph[peers[receiver]].append(peers[sender])
-        return {peer: sorted(senders) for peer, senders in graph.items()}
-
-    def degrees(self, peers: int) -> list[int]:
-        """Return how many neighbours each peer has in round 0."""
-        edges = self.edges(0)
-        is_neighbour = edges.receivers != edges.senders
-        counts: list[int] = np.bincount(
-            edges.receivers[is_neighbour], minlength=len(self.labels)
-        ).tolist()
-        return counts + [0] * (peers - len(counts))
-
-    def mixing_weights(self, t: int, roster: Sequence[str], peer: str) -> dict[str, float]:
-        """Return the weight of each neighbour and of the peer itself in round t."""
-        nodes = self.nodes_by_peer(roster)
-        if peer not in nodes:
-            return {peer: 1.0}
-        peers = {node: name for name, node in nodes.items()}
-        row = self.edges(t).row(nodes[peer])
-        own_weight = row.pop(nodes[peer], None)
-        if own_weight is None:
-            own_weight = max(0.0, 1.0 - sum(row.values()))
-        weights = {peers[node]: weight for node, weight in row.items() if node in peers}
-        return {**weights, peer: own_weight}
-
-    def check_weights(self) -> None:
-        """Refuse rows of weights that leave nothing for the peer's own model."""
-        if not self.is_weighted:
-            return
-        for t, edges in enumerate(self.rounds):
-            sums = np.bincount(edges.receivers, edges.weights, minlength=len(self.labels))
-            states_own = np.zeros(len(self.labels), dtype=bool)
-            states_own[edges.receivers[edges.receivers == edges.senders]] = True
-            excess = np.flatnonzero((sums > 1 + TOLERANCE) & ~states_own)
-            if len(excess):
-                node = int(excess[0])
-                when = f" in round {t}" if len(self.rounds) > 1 else ""
-                raise ConfigError(
-                    f"{self.source}: the weights of peer {self.labels[node]}'s neighbours add up"
-                    f" to {sums[node]:g}{when}, more than 1, and leave none for its own model."
-                    " State its own weight on the diagonal, scale them, or set"
-                    " topology.weights=false.",
-                    key="topology.weights",
-                )
 
 
 # Python objects
@@ -236,7 +57,10 @@ def _is_networkx(graph: object) -> bool:
 
 
 def _from_networkx(graphs: Sequence[Any], source: str) -> PeerGraphs:
-    nodes = _numbered(str(node) for graph in graphs for node in graph.nodes)
+    names: set[str] = set()
+    for graph in graphs:
+        names.update(map(str, graph.nodes))
+    nodes = _numbered(names)
     rounds = []
     for t, graph in enumerate(graphs):
         place = f"{source} of round {t}" if len(graphs) > 1 else source
@@ -249,9 +73,9 @@ def _from_networkx(graphs: Sequence[Any], source: str) -> PeerGraphs:
     return PeerGraphs(source, tuple(nodes), tuple(rounds), is_complete=True)
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
+def _numbered(names: set[str]) -> dict[str, int]:
     """Return a number for each name, the same in whichever order they are read."""
-    return {name: number for number, name in enumerate(sorted(set(names)))}
+    return dict(zip(sorted(names), range(len(names)), strict=True))
 
 
 def _from_array(
@@ -274,15 +98,17 @@ def _from_array(
     matrices = matrices.astype(np.float64)
     _check_entries(matrices, source, by_round=array.ndim == 3)
     if labels is None:
-        labels = [str(k) for k in range(rows)]
-    graphs = [_edges_of(matrix) for matrix in matrices]
+        labels = list(map(str, range(rows)))
+    graphs = map(_edges_of, matrices)
     return PeerGraphs(source, tuple(labels), tuple(graphs), is_complete=True)
 
 
 def _shape(array: NDArray[Any]) -> str:
+    if array.ndim == 0:
+        return "a single value"
     if array.dtype.kind not in "biuf":
-        return "values that are no numbers" if array.ndim else repr(array.item())
-    return "one of shape " + " x ".join(map(str, array.shape)) if array.ndim else "a number"
+        return "values that are no numbers"
+    return "one of shape " + " x ".join(map(str, array.shape))
 
 
 def _check_entries(matrices: Floats, source: str, *, by_round: bool) -> None:
@@ -331,10 +157,11 @@ class _EdgeWeights:
 
     def edges(self) -> Edges:
         """Return the edges; those of weight 0 are none."""
-        present = sorted(edge for edge, weight in self._weights.items() if weight)
-        pairs = np.array(present, dtype=np.int64).reshape(-1, 2)
-        weights = np.array([self._weights[edge] for edge in present], dtype=np.float64)
-        return Edges(pairs[:, 0], pairs[:, 1], weights)
+        edges = sorted(self._weights)
+        pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
+        weights = np.array(list(map(self._weights.get, edges)), dtype=np.float64)
+        is_edge = weights > 0
+        return Edges(pairs[is_edge, 0], pairs[is_edge, 1], weights[is_edge])
 
 
 # files
@@ -355,7 +182,7 @@ def read_graphs(path: Path, *, directed: bool) -> PeerGraphs:
     lines = list(_text_lines(content, path))
     if not lines:
         raise ConfigError(f"{path} is empty; it must have a graph.", key="topology.path")
-    first_line = [cell.lower() for cell in lines[0].cells]
+    first_line = list(map(str.lower, lines[0].cells))
     if first_line[:2] == ["receiver", "sender"]:
         return _from_edges(lines[1:], first_line, path, directed=directed)
     if path.suffix.lower() == ".csv":
@@ -389,8 +216,9 @@ def _text_lines(content: bytes, path: Path) -> Iterator[_Line]:
     is_csv = path.suffix.lower() == ".csv"
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.partition("#")[0]
-        cells = next(csv.reader([line]), []) if is_csv else line.replace(",", " ").split()
-        cells = [cell.strip() for cell in cells]
+        cells = line.replace(",", " ").split()
+        if is_csv:
+            cells = list(map(str.strip, next(csv.reader([line]), [])))
         if any(cells):
             yield _Line(number, cells)
 
@@ -455,15 +283,17 @@ def _from_edges(
     lines: Iterable[_Line], columns: Sequence[str], path: Path, *, directed: bool
 ) -> PeerGraphs:
     """Return the graphs of a list of edges."""
-    unknown = [column for column in columns if column not in EDGE_COLUMNS]
-    if unknown or len(set(columns)) < len(columns):
+    if not set(columns) <= set(EDGE_COLUMNS) or len(set(columns)) < len(columns):
         raise ConfigError(
             f"{path}, line 1: the columns are receiver, sender and optionally weight and round, got"
             f" {', '.join(columns)}.",
             key="topology.path",
         )
     edges = [_edge(line, columns, path) for line in lines]
-    nodes = _numbered(name for edge in edges for name in (edge.receiver, edge.sender))
+    names: set[str] = set()
+    for edge in edges:
+        names.update((edge.receiver, edge.sender))
+    nodes = _numbered(names)
     by_round: dict[int, _EdgeWeights] = {}
     for edge in edges:
         weights = by_round.setdefault(edge.t, _EdgeWeights(nodes))
@@ -471,9 +301,9 @@ def _from_edges(
         if not directed and edge.receiver != edge.sender:
             weights.add(edge.sender, edge.receiver, edge.weight, edge.place)
 
-    no_edges = _EdgeWeights(nodes)
-    last_round = max(by_round, default=0)
-    rounds = [by_round.get(t, no_edges).edges() for t in range(last_round + 1)]
+    rounds = []
+    for t in range(max(by_round, default=0) + 1):
+        rounds.append(by_round.get(t, _EdgeWeights(nodes)).edges())
     return PeerGraphs(str(path), tuple(nodes), tuple(rounds), is_complete=False)
 
 

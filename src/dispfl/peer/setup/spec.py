@@ -23,7 +23,17 @@ REMEDIES = {
 CHANGEABLE_TABLES = ("topology", "train", "deadlines", "method")
 """Tables of which a signed change of the spec may set keys; and `rounds`."""
 FIXED_METHOD_KEYS = frozenset(
-    {"name", "density", "structure", "layers", "first_masks", "first_weights", "keep", "private"}
+    {
+        "name",
+        "density",
+        "target_density",
+        "structure",
+        "layers",
+        "first_masks",
+        "first_weights",
+        "keep",
+        "private",
+    }
 )
 """Keys of the method that decide which weights a model keeps or sends, and so never change."""
 MAX_CHARS = 120
