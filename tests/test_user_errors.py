@@ -135,7 +135,10 @@ HERE = r" \(test_user_errors\.py, line \d+\) raised BrokenError: no such thing\.
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"loss": loss_that_fails, "metric": "accuracy"}, "Peer 000, round 0: loss_that_fails"),
+        (
+            {"loss": loss_that_fails, "metric": "accuracy"},
+            "Peer 000, before round 0: loss_that_fails",
+        ),
         (
             {"metric": Metric(metric_that_fails, "mine", True)},
             "Peer 000, round 0: metric_that_fails",

@@ -98,6 +98,8 @@ _WITHOUT_FRAMES = {
     "Metric.__call__": "the metric",
     "Trainer.loss": "the loss",
     "Trainer.backward": "the loss",
+    "Trainer._compute_gradient": "the loss",
+    "RunContext._check_loss": "the loss",
 }
 """What fails in these functions themselves: a function written in C, or one that returns no
 number."""

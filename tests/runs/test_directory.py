@@ -50,16 +50,17 @@ def test_missing_parents_are_created_and_hidden_files_are_ignored(tmp_path: Path
 
 
 def test_an_existing_run_is_refused_with_how_to_resume_it(run: RunDirectory) -> None:
+    (run.path / "metrics.jsonl").write_text("{}\n")
     assert (
         refusal(run.path)
-        == f"The run directory {run.path} exists already. Resume it (--resume {run.path}), or"
-        " choose another (--out)."
+        == f"The run directory {run.path} exists already. Resume it (--resume {run.path}; in"
+        " Python, resume=True), or choose another (--out; in Python, out=...)."
     )
 
 
 def test_a_folder_with_other_files_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    expected = "The run directory {} exists already. Choose another (--out)."
+    expected = "The run directory {} exists already. Choose another (--out; in Python, out=...)."
     assert refusal(tmp_path) == expected.format(tmp_path)
     assert refusal(tmp_path / "thesis.tex") == expected.format(tmp_path / "thesis.tex")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
@@ -109,9 +110,11 @@ def test_a_claimed_directory_is_locked_and_removed_again_without_a_config(tmp_pa
     claimed.close()
     assert list(tmp_path.iterdir()) == []
     RunDirectory.create(tmp_path / "a/b/run", {"rounds": 2}).close()
+    RunDirectory.create(tmp_path / "a/b/run", {"rounds": 3}).close()  # the first has no results
+    (tmp_path / "a/b/run/metrics.jsonl").write_text("{}\n")
     with refused(RunError):
         RunDirectory.claim(tmp_path / "a/b/run")
-    assert read_config(tmp_path / "a/b/run") == {"rounds": 2}
+    assert read_config(tmp_path / "a/b/run") == {"rounds": 3}
 
 
 def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(

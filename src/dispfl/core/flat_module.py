@@ -8,6 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from dispfl.core.inputs import Inputs, forward, sample_count, with_each
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import ConfigError
@@ -128,20 +129,18 @@ class FlatModule:
                 parameter.grad = None
         self.weights = self.grad = torch.empty(0)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         """Return the module's outputs."""
         if torch.is_grad_enabled():
-            self.uncharged += len(inputs)
-        inputs = self.to_device(inputs)
-        outputs: Tensor
+            self.uncharged += sample_count(inputs)
+        inputs = with_each(inputs, self.to_device)
         if self.precision == "float32":
-            outputs = self.module(inputs)
-            return outputs
+            return forward(self.module, inputs)
         # Threads share autocast's cache of rounded weights and empty it for each other. Then two
         # uses of a tied weight would share a rounded copy, and add their gradients in bf16, or not,
         # depending on timing.
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            outputs = self.module(inputs)
+            outputs = forward(self.module, inputs)
         return outputs.float()  # so loss and metric compute in float32
 
     def to_device(self, host: Tensor) -> Tensor:

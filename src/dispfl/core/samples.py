@@ -7,15 +7,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dispfl.core.inputs import Inputs
+
 
 class Samples(Protocol):
-    """One peer's training or test data, as batches of (inputs, labels)."""
+    """One peer's training or test data, as batches of (inputs, labels).
+
+    Inputs are a tensor, or a dict of tensors.
+    """
 
     def __len__(self) -> int: ...
 
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield all samples: shuffled and augmented if there is a generator, else as they are."""
         ...
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.inputs import Inputs, sample_count, with_each
 from dispfl.core.masks import keep_, mask_bits, restore_
 from dispfl.core.optimizers import (
     Moments,
@@ -181,7 +182,7 @@ class PrivateTraining(Protocol):
     taken: int
     """Steps taken so far."""
 
-    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield secret random batches, which may be empty."""
         ...
 
@@ -189,7 +190,7 @@ class PrivateTraining(Protocol):
         self,
         network: FlatModule,
         loss: Callable[[Tensor, Tensor], Tensor],
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         flags: Tensor | None,
         *,
@@ -472,7 +473,7 @@ class Trainer:
         *,
         steps: int | None = None,
         samples: Samples | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield shuffled and augmented batches: those of some epochs, or a number of steps.
 
         By default as many as the settings say, of all training samples. With privacy each is a
@@ -507,7 +508,7 @@ class Trainer:
             return steps
         return self.settings.local_steps(len(samples), epochs)
 
-    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+    def backward(self, x: Inputs, y: Tensor) -> Tensor:
         """Return the loss on a batch, and compute its gradient, `network.grad`, without the mask.
 
         With `train.sam_rho` it is the gradient g(w + rho g(w) / |g(w)|) of sharpness-aware
@@ -525,25 +526,25 @@ class Trainer:
             network.weights.copy_(w)
         return loss
 
-    def _compute_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+    def _compute_gradient(self, x: Inputs, y: Tensor) -> Tensor:
         """Set `network.grad` to the gradient of the loss on a batch, and return the loss."""
         self.network.grad.zero_()
         loss = self.task.loss(self.network(x), self.network.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
         self._count_samples(len(y))
-        self.network.uncharged -= len(x)
+        self.network.uncharged -= sample_count(x)
         return loss.detach()
 
     def _count_samples(self, samples: int) -> None:
         passes = self.report.passes
         passes[-1] = passes[-1]._replace(samples=passes[-1].samples + samples)
 
-    def _private_backward(self, private: PrivateTraining, x: Tensor, y: Tensor) -> Tensor:
+    def _private_backward(self, private: PrivateTraining, x: Inputs, y: Tensor) -> Tensor:
         network = self.network
         flags = self._part.flags if self._part else None
         if flags is not None:
             flags = network.to_device(flags)
-        inputs = network.to_device(x).contiguous()
+        inputs = with_each(x, lambda tensor: network.to_device(tensor).contiguous())
         labels = network.to_device(y)
         private.gradient_(network, self.task.loss, inputs, labels, flags, peer=self.peer)
 

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from dispfl.core.inputs import Inputs, forward
 from dispfl.core.layout import Layout
 
 log = logging.getLogger("dispfl")
@@ -109,17 +110,17 @@ class ForwardCost:
 
 
 @torch.enable_grad()
-def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCost:
+def forward_cost(module: nn.Module, layout: Layout, sample: Inputs) -> ForwardCost:
     """Run one sample (a batch of one) through the module and count its operations."""
     counter = _OperationCounter(module)
     training = module.training
     module.eval()
     try:
         with _without_fused_attention(), counter:
-            module(sample)
+            forward(module, sample)
     except Exception:
         with torch.no_grad():
-            module(sample)  # an error of the network itself is raised here
+            forward(module, sample)  # an error of the network itself is raised here
         everything = (f"anything of {type(module).__name__}, which torch cannot count",)
         nothing: tuple[frozenset[int], ...] = (frozenset(),) * len(layout.sizes)
         return ForwardCost(

@@ -1,7 +1,7 @@
 """Batches of samples in memory; images are normalized, cropped and flipped by whole batches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from dispfl.core.inputs import Inputs, take_rows, tensors_of
 from dispfl.core.rng import global_stream
 from dispfl.core.samples import Samples
 from dispfl.data.checks import check_finite
@@ -108,7 +109,8 @@ class Scaling:
 class ResidentSamples:
     """Samples held as tensors in memory; several peers may index the same tensors."""
 
-    inputs: Tensor
+    inputs: Inputs
+    """A tensor, or a dict of tensors by the names of the network's arguments."""
     labels: Tensor
     index: Tensor | None = None
     """The rows that belong to this peer; None for all rows."""
@@ -119,11 +121,11 @@ class ResidentSamples:
 
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches of (inputs, labels): shuffled and augmented with a generator, else in order."""
         for chunk in _chunks(len(self), size, rng):
             rows = self.rows(chunk)
-            inputs = self.inputs.index_select(0, rows)
+            inputs = take_rows(self.inputs, rows)
             if self.transform is not None:
                 inputs = self.transform(inputs, rng=rng)
             yield inputs, self.labels[rows]
@@ -144,7 +146,7 @@ class DatasetSamples:
     Each batch is checked as it is read.
     """
 
-    dataset: Dataset[tuple[Tensor, Tensor]]
+    dataset: Dataset[tuple[Inputs, Tensor]]
     subject: str = "The data"
     """What errors call them: "Peer 3's training data"."""
     index: Tensor | None = None
@@ -155,18 +157,16 @@ class DatasetSamples:
 
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches of (inputs, labels): shuffled if a generator is given, otherwise in order."""
         for chunk in _chunks(len(self), size, rng):
             rows = self.rows(chunk)
             inputs, labels = default_collate([self.dataset[row] for row in rows.tolist()])
-            self._check(inputs, "input", rows)
-            self._check(labels, "label", rows)
+            for what, values in (("input", inputs), ("label", labels)):
+                for tensor in tensors_of(values):
+                    if isinstance(tensor, Tensor):
+                        check_finite(tensor, self.subject, what, rows)
             yield inputs, labels
-
-    def _check(self, values: Any, what: str, rows: Tensor) -> None:
-        if isinstance(values, Tensor):
-            check_finite(values, self.subject, what, rows)
 
     def take(self, rows: Tensor) -> "DatasetSamples":
         """A subset of the samples."""
@@ -191,24 +191,29 @@ def data_digest(parts: Iterable[Samples]) -> str:
                 sample = _read_sample(samples, row)
                 repeated = _read_sample(samples, row)
                 unchanged = all(map(torch.equal, sample, repeated))
-                _add(digest, sample if unchanged else sample[1:])
+                _add(digest, sample if unchanged else sample[-1:])
         elif isinstance(samples, ResidentSamples):
             for chunk in torch.split(torch.arange(len(samples)), _DIGEST_ROWS):
                 rows = samples.rows(chunk)
-                _add(digest, (samples.inputs[rows], samples.labels[rows]))
+                tensors = [*tensors_of(samples.inputs), samples.labels]
+                _add(digest, [tensor[rows] for tensor in tensors])
         else:
-            for batch in samples.batches(_DIGEST_ROWS):
-                _add(digest, batch)
+            for inputs, labels in samples.batches(_DIGEST_ROWS):
+                _add(digest, [*tensors_of(inputs), labels])
     return digest.hexdigest()
 
 
 _DIGEST_ROWS = 500
 
 
-def _read_sample(samples: DatasetSamples, row: int) -> tuple[Tensor, Tensor]:
-    """Read one sample; its draws from torch's global generator do not change later draws."""
+def _read_sample(samples: DatasetSamples, row: int) -> list[Tensor]:
+    """Read one sample, the label last.
+
+    Its draws from torch's global generator do not change later draws.
+    """
     with global_stream(0, "digest"):
-        return next(samples.take(torch.tensor([row])).batches(1))
+        inputs, labels = next(samples.take(torch.tensor([row])).batches(1))
+    return [*tensors_of(inputs), labels]
 
 
 def _add(digest: "hashlib._Hash", tensors: Iterable[Tensor]) -> None:
@@ -217,7 +222,7 @@ def _add(digest: "hashlib._Hash", tensors: Iterable[Tensor]) -> None:
         digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-DatasetLike = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor] | Samples
+DatasetLike = Dataset[tuple[Inputs, Tensor]] | tuple[Inputs, Tensor] | Samples
 """What a user may pass as one peer's training or test data."""
 
 
@@ -232,7 +237,7 @@ def samples_from(data: DatasetLike, subject: str) -> Samples:
     elif isinstance(data, DatasetSamples):
         samples = replace(data, subject=subject)
     elif _is_dataset(data):
-        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], data), subject)
+        samples = DatasetSamples(cast(Dataset[tuple[Inputs, Tensor]], data), subject)
     else:
         raise DataError(
             f"{subject} must be a Dataset with a length or a pair (inputs, labels), got"
@@ -247,14 +252,18 @@ def samples_from(data: DatasetLike, subject: str) -> Samples:
 
 def _check_resident(samples: ResidentSamples, subject: str) -> None:
     for what, values in (("input", samples.inputs), ("label", samples.labels)):
-        if samples.index is not None and values.is_floating_point():
-            values = values[samples.index]
-        check_finite(values, subject, what)
+        for tensor in tensors_of(values):
+            if samples.index is not None and tensor.is_floating_point():
+                tensor = tensor[samples.index]
+            check_finite(tensor, subject, what)
 
 
 def _samples_from_pair(pair: Sequence[Any], subject: str) -> ResidentSamples:
     types = [type(values) for values in pair]
-    if len(pair) != 2 or not all(issubclass(kind, Tensor) for kind in types):
+    values = pair
+    if len(pair) == 2 and isinstance(pair[0], Mapping) and pair[0]:
+        values = [*pair[0].values(), pair[1]]
+    if len(pair) != 2 or not all(isinstance(tensor, Tensor) for tensor in values):
         names = ", ".join(kind.__name__ for kind in types[:5])
         fix = " Convert arrays with torch.from_numpy." if np.ndarray in types else ""
         raise DataError(
@@ -262,10 +271,14 @@ def _samples_from_pair(pair: Sequence[Any], subject: str) -> ResidentSamples:
             f" ({names}).{fix}"
         )
     inputs, labels = pair
-    if len(inputs) != len(labels):
-        raise DataError(
-            f"{subject} has {len(inputs)} inputs but {len(labels)} labels; give as many of each."
-        )
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    for tensor in tensors_of(inputs):
+        if len(tensor) != len(labels):
+            raise DataError(
+                f"{subject} has {len(tensor)} inputs but {len(labels)} labels; give as many of"
+                " each."
+            )
     return ResidentSamples(inputs, labels)
 
 

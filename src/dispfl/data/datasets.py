@@ -346,7 +346,7 @@ def _not_found(spec: DataSpec, places: list[Path], incomplete: str) -> DataError
     return DataError(
         f"The files of {spec.name} were not found: looked for {file_names}{packed} in"
         f" {searched}.{incomplete} Run `dispfl data get {spec.name}`, or name the folder that has"
-        " them with --data-dir or DISPFL_DATA."
+        " them with --data-dir (in Python, Data(dir=...)) or DISPFL_DATA."
     )
 
 

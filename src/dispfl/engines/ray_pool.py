@@ -26,6 +26,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", WORKER_DIED)
 import ray  # noqa: E402  it reads the environment when it is imported
 from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
+from dispfl.core.inputs import take_rows  # noqa: E402
 from dispfl.core.samples import PeerData, Samples  # noqa: E402
 from dispfl.data.batches import ResidentSamples  # noqa: E402
 from dispfl.engines.ray_worker import WORKER_LOST, Worker  # noqa: E402
@@ -317,6 +318,5 @@ def _own_rows(samples: Samples) -> Samples:
     if not isinstance(samples, ResidentSamples) or samples.index is None:
         return samples
     rows = samples.index
-    return ResidentSamples(
-        samples.inputs.index_select(0, rows), samples.labels[rows], None, samples.transform
-    )
+    inputs = take_rows(samples.inputs, rows)
+    return ResidentSamples(inputs, samples.labels[rows], None, samples.transform)

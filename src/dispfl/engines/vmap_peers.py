@@ -19,9 +19,10 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.inputs import Inputs, forward_with, stacked, tensors_of, with_each
 from dispfl.core.layout import Layout
 from dispfl.core.masks import keep_, mask_bits, restore_
 from dispfl.core.packed import Mask
@@ -67,8 +68,9 @@ class PeerGroups:
         if peer not in self._kinds:
             train = self._context.data.peers[peer].train
             inputs, labels = next(train.batches(1))
-            shapes = inputs.shape[1:], labels.shape[1:]
-            self._kinds[peer] = (len(train), *shapes, inputs.dtype, labels.dtype)
+            tensors = [*tensors_of(inputs), labels]
+            shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
+            self._kinds[peer] = (len(train), shapes)
         return self._kinds[peer]
 
 
@@ -291,7 +293,7 @@ def vmap_supports(network: FlatModule, task: Task, samples: Samples) -> bool:
     if network.buffer_names or network.precision != "float32":
         return False
     inputs, labels = next(samples.batches(2))
-    x = network.to_device(inputs.unsqueeze(0))
+    x = with_each(stacked([inputs]), network.to_device)
     y = network.to_device(labels.unsqueeze(0))
     stack_of_one = {}
     for name, parameter in network.module.named_parameters():
@@ -310,8 +312,8 @@ def _loss(
 ) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
     """Return the loss function of one model with its own weights on its own batch."""
 
-    def loss(parameters: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(functional_call(network.module, dict(parameters), (x,)), y)
+    def loss(parameters: Mapping[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        return task.loss(forward_with(network.module, parameters, x), y)
 
     return loss
 
@@ -340,7 +342,7 @@ def learn_stacked(
     batches_of_each = [trainer.batches(steps=steps) for trainer in trainers]
     for batches in zip(*batches_of_each, strict=True):
         inputs, labels = zip(*batches, strict=True)
-        x = network.to_device(torch.stack(inputs))
+        x = with_each(stacked(inputs), network.to_device)
         y = network.to_device(torch.stack(labels))
         losses.append(stack.backward(loss_of_each, x, y))
         if settings.sam_rho:

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from dispfl.core.inputs import Inputs, forward, sample_count, tensors_of
 from dispfl.core.rng import forked_generators
 from dispfl.core.task import TaskName
 from dispfl.errors import ConfigError
@@ -153,42 +154,42 @@ class CustomModel(Model):
 
     def check_network(
         self,
-        inputs: Tensor,
+        inputs: Inputs,
         classes: int,
         folder: Path | None = None,
         task: TaskName = "classification",
     ) -> None:
         """Check that a new network accepts these inputs and has the outputs of the task."""
         with forked_generators(), torch.no_grad():
-            network = self.network(inputs.shape[1:], classes, folder).eval()
+            shape = tuple(tensors_of(inputs)[0].shape[1:])
+            network = self.network(shape, classes, folder).eval()
             try:
-                outputs = network(inputs)
+                outputs = forward(network, inputs)
+            except ConfigError:
+                raise
             except Exception as problem:
-                shape = list(inputs.shape[1:])
                 reason = describe_error(problem, _home(folder))
                 raise ConfigError(
-                    f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}",
+                    f"{FACTORY} {self.factory} fails on inputs of shape {list(shape)}: {reason}",
                     key=FACTORY,
                 ) from problem
-        if not isinstance(outputs, Tensor):
-            output = f"type {_type_of(outputs)}"
-        elif _fits_task(outputs, inputs, classes, task):
+        if _fits_task(outputs, sample_count(inputs), classes, task):
             return
-        else:
-            output = f"shape {list(outputs.shape[1:])}"
         wanted = f"{classes} numbers for each input, one per class"
         if task == "segmentation":
             wanted = f"{classes} numbers for each pixel, (batch, {classes}, height, width)"
         elif task != "classification":
             wanted = f"{classes} numbers for each input, one per column of the labels"
         raise ConfigError(
-            f"{FACTORY} {self.factory} must return {wanted}; its output has {output}.", key=FACTORY
+            f"{FACTORY} {self.factory} must return {wanted}; its output has shape"
+            f" {list(outputs.shape[1:])}.",
+            key=FACTORY,
         )
 
 
-def _fits_task(outputs: Tensor, inputs: Tensor, classes: int, task: TaskName) -> bool:
+def _fits_task(outputs: Tensor, samples: int, classes: int, task: TaskName) -> bool:
     """Whether outputs have the shape that a task needs."""
-    if not outputs.ndim or len(outputs) != len(inputs):
+    if not outputs.ndim or len(outputs) != samples:
         return False
     match task:
         case "classification":

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.inputs import Inputs, forward_with, take_rows, with_each
 from dispfl.core.masks import mask_bits
 from dispfl.core.rng import seed_globally, stream
 from dispfl.core.samples import Samples
@@ -133,7 +134,7 @@ class PrivateSteps:
     taken: int = 0
     """Steps taken so far; each has noise of its own."""
 
-    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield Poisson batches, augmented, which may be empty.
 
         Torch's global generator, from which dropout and the transforms of a Dataset draw, is seeded
@@ -149,13 +150,13 @@ class PrivateSteps:
                 # In one batch: a last batch of a single sample would be merged with the one before.
                 yield next(samples.take(rows).batches(len(rows), rng=rng))
             else:
-                yield x[:0], y[:0]
+                yield take_rows(x, slice(0)), y[:0]
 
     def gradient_(
         self,
         network: FlatModule,
         loss: Callable[[Tensor, Tensor], Tensor],
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         flags: Tensor | None,
         *,
@@ -186,7 +187,7 @@ class PrivateSteps:
 def sum_clipped_(
     network: FlatModule,
     loss: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     flags: Tensor | None,
     clip: float,
@@ -208,13 +209,15 @@ def sum_clipped_(
     if flags is not None:
         bits = dict(zip(network.layout.names, network.layout.views(mask_bits(flags)), strict=True))
 
-    def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
-        return loss(functional_call(module, weights, (inputs[None],)), label[None])
+    def sample_loss(weights: dict[str, Tensor], inputs: Inputs, label: Tensor) -> Tensor:
+        batch = with_each(inputs, lambda tensor: tensor[None])
+        return loss(forward_with(module, weights, batch), label[None])
 
     sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
     chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, network.layout.size))
     for start in range(0, len(y), chunk):
-        gradients = sample_gradients(values, x[start : start + chunk], y[start : start + chunk])
+        rows = slice(start, start + chunk)
+        gradients = sample_gradients(values, take_rows(x, rows), y[rows])
         if bits is not None:
             gradients = _masked(gradients, bits)
         norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]

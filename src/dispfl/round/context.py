@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.inputs import Inputs
 from dispfl.core.layout import Layout
 from dispfl.core.metric import IGNORED_LABEL
 from dispfl.core.optimizers import OptimizerFactory
@@ -195,7 +196,7 @@ class RunContext:
             )
         return weights
 
-    def example(self) -> Tensor:
+    def example(self) -> Inputs:
         """Return a batch of two inputs."""
         if self.data.peers:
             first_peer = next(iter(self.data.peers.values()))
@@ -234,10 +235,24 @@ class RunContext:
             torch.no_grad(),
         ):
             network.module.eval()
-            outputs = network(next(self.data.peers[peer].train.batches(2))[0])
-        classifies = self.task.loss is functional.cross_entropy
-        if classifies and isinstance(outputs, Tensor) and outputs.dim() == 2:
-            self._check_labels(outputs.shape[1])
+            inputs, labels = next(self.data.peers[peer].train.batches(2))
+            outputs = network(inputs)
+            classifies = self.task.loss is functional.cross_entropy
+            if classifies and outputs.dim() == 2:
+                _check_one_hot(labels, peer)
+                self._check_labels(outputs.shape[1])
+            self._check_loss(outputs, network.to_device(labels))
+
+    def _check_loss(self, outputs: Tensor, labels: Tensor) -> None:
+        """Try the loss on outputs and labels of two samples."""
+        compares = self.task.loss in (functional.mse_loss, functional.l1_loss)
+        if compares and outputs.shape != labels.shape:
+            name = getattr(self.task.loss, "__name__", "")
+            raise DataError(
+                f"The model's outputs for two samples have shape {list(outputs.shape)} and their"
+                f" labels {list(labels.shape)}; {name} needs the same shape for both."
+            )
+        self.task.loss(outputs, labels)
 
     def _check_optimizer(self) -> None:
         if not self.method.plain_sgd:
@@ -358,6 +373,18 @@ class RunContext:
         if tuning is not None:
             due = due and rounds % tuning.every == 0
         return due or rounds == self.settings.rounds
+
+
+def _check_one_hot(labels: Tensor, peer: str) -> None:
+    """Refuse one-hot labels, which metrics do not take for classes."""
+    if labels.ndim != 2 or labels.shape[1] < 2:
+        return
+    is_binary = bool(((labels == 0) | (labels == 1)).all())
+    if is_binary and bool((labels.sum(1) == 1).all()):
+        raise DataError(
+            f"Peer {peer}'s labels are one-hot, {labels.shape[1]} numbers for each sample; give the"
+            " number of the class instead: labels.argmax(1)."
+        )
 
 
 def check_private_settings(settings: RunSettings) -> None:

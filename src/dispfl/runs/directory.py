@@ -66,7 +66,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
-        """Create a new one; refuse a folder with anything but hidden files in it."""
+        """Create a new one; refuse a folder with results of a run or other files in it."""
         directory = cls.claim(path)
         with directory.closed_on_failure():
             directory.write_config(config)
@@ -86,6 +86,9 @@ class RunDirectory:
         directory._new_folders = new_folders
         with directory.closed_on_failure():
             _refuse_existing(path)  # another process may have been faster
+            if _has_no_results(path):
+                for name in (SPLIT, "metrics.jsonl", "config.toml"):
+                    (path / name).unlink(missing_ok=True)
         return directory
 
     @classmethod
@@ -211,16 +214,33 @@ def json_line(record: Metrics) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
+def _has_no_results(path: Path) -> bool:
+    """Whether a directory is of a run that failed before its first step was saved."""
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if "config.toml" not in names or names - {"config.toml", "metrics.jsonl", "checkpoints", SPLIT}:
+        return False
+    metrics = path / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        return False
+    return not any(entry.is_file() for entry in (path / "checkpoints").rglob("*"))
+
+
 def _refuse_existing(path: Path) -> None:
-    """Refuse a path with anything but hidden files in it."""
+    """Refuse a path with anything in it but hidden files, or a run without any result."""
     if not path.exists():
         return
-    if path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir()):
+    if path.is_dir() and (_is_empty(path) or _has_no_results(path)):
         return
     fix = "Choose"
     if (path / "config.toml").exists():
-        fix = f"Resume it (--resume {path}), or choose"
-    raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
+        fix = f"Resume it (--resume {path}; in Python, resume=True), or choose"
+    raise RunError(
+        f"The run directory {path} exists already. {fix} another (--out; in Python, out=...)."
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    return all(entry.name.startswith(".") for entry in path.iterdir())
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.core.flat_module import loaded_network
+from dispfl.core.inputs import forward
 from dispfl.core.layout import Layout
 from dispfl.core.metric import MetricLike
 from dispfl.core.task import Task
@@ -195,7 +196,7 @@ class Run:
         outputs = []
         labels = []
         for batch_inputs, batch_labels in samples.batches(EVALUATION_BATCH):
-            outputs.append(model(batch_inputs))
+            outputs.append(forward(model, batch_inputs))
             labels.append(batch_labels)
         return self._task().metric(torch.cat(outputs), torch.cat(labels))
 
