@@ -9,7 +9,8 @@ __all__ = ["dispfl"]
 from messages import refused
 
 from dispfl.cli.api_reference import api_as_markdown
-from dispfl.cli.reference import commands_as_markdown, with_quantities
+from dispfl.cli.completion import WORDS
+from dispfl.cli.reference import commands_as_markdown, with_quantities, words_as_json
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
 from dispfl.peer.transport.http import Limits
@@ -23,6 +24,7 @@ def test_the_pages_are_those_of_the_code() -> None:
     are compared."""
     assert (DOCS / "settings.md").read_text() == as_markdown()
     assert (DOCS / "api.md").read_text() == api_as_markdown()
+    assert WORDS.read_text() == words_as_json()
     run_directory = (DOCS / "run-directory.md").read_text()
     assert run_directory == with_quantities(run_directory)
     written, now = (

@@ -1,5 +1,6 @@
 """The command line: each command parses, delegates and prints; it imports torch if it needs it."""
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -24,6 +25,7 @@ from dispfl.cli import (
     table,
     up,
 )
+from dispfl.cli.completion import COMPLETE_VARIABLE, complete_in_bash
 from dispfl.errors import DispflError
 from dispfl.extras import require_posix
 from dispfl.terminal import printable
@@ -84,7 +86,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     try:
         require_posix()
-        app()
+        if os.environ.get(COMPLETE_VARIABLE) == "complete_bash":
+            complete_in_bash(app)
+        else:
+            app()
     except DispflError as problem:
         print(f"dispfl: {printable(str(problem))}", file=sys.stderr)
         sys.exit(1)

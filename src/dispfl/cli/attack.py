@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from dispfl.cli.completion import complete_settings
 from dispfl.cli.grid import (
     ConfigOption,
     DataDirOption,
@@ -49,7 +50,12 @@ class AttackResult(NamedTuple):
 
 def attack(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for all runs.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Overrides for all runs.",
+            autocompletion=complete_settings,
+        ),
     ] = None,
     rules: Annotated[
         str, typer.Option(help="Rules to compare, values of method.robust.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dispfl.cli.completion import complete_runs
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, reading
 from dispfl.terminal import SafeConsole, print_text
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 def audit(
     directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="The directory of a finished run.",
+            autocompletion=complete_runs,
+        ),
     ],
     shadows: Annotated[
         int,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dispfl.cli.completion import complete_config_and_settings
 from dispfl.errors import ConfigError
 from dispfl.report.units import BYTES, FLOPS, axis_unit, common_unit
 from dispfl.terminal import SafeConsole, number_table, print_text
@@ -36,6 +37,7 @@ def costs(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG.toml] [KEY=VALUE]...",
+            autocompletion=complete_config_and_settings,
             help="A config file, then overrides, as for dispfl run.",
         ),
     ] = None,

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from dispfl.cli.completion import complete_explained
 from dispfl.terminal import SafeConsole
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ def explain(
     key: Annotated[
         str,
         typer.Argument(
-            help="A setting (train.momentum), table (train), component (ditto), or site.toml."
+            help="A setting (train.momentum), table (train), component (ditto), or site.toml.",
+            autocompletion=complete_explained,
         ),
     ] = "",
 ) -> None:

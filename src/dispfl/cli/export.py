@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dispfl.cli.completion import complete_runs
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, reading
 from dispfl.terminal import SafeConsole, print_text, printable
@@ -23,7 +24,9 @@ def export(
     directory: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="A run directory, complete or not; or the folder of a real site."
+            metavar="DIR",
+            help="A run directory, complete or not; or the folder of a real site.",
+            autocompletion=complete_runs,
         ),
     ],
     *,

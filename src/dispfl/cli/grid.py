@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.completion import complete_rows, complete_settings
 from dispfl.cli.run import TrackOption
 from dispfl.errors import ConfigError
 from dispfl.terminal import SafeConsole, print_text
@@ -121,6 +122,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="METHOD[@KEY=VALUE,...]... [KEY=VALUE]...",
+            autocompletion=complete_rows,
             help="Methods, variants of methods, and overrides for all that have the key.",
         ),
     ] = None,
@@ -168,6 +170,7 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE,VALUE,... [KEY=VALUE]...",
+            autocompletion=complete_settings,
             help="Keys to vary, and overrides for all runs.",
         ),
     ] = None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dispfl.cli.completion import complete_runs
 from dispfl.errors import ConfigError, reading
 from dispfl.terminal import SafeConsole, print_text
 
@@ -14,7 +15,12 @@ FORMATS = (".png", ".pdf", ".svg")
 
 def masks(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A run directory, finished or not.",
+            autocompletion=complete_runs,
+        ),
     ],
     as_json: Annotated[
         bool,

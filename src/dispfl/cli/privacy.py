@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dispfl.cli.completion import complete_config_and_settings
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ def privacy(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+            metavar="[CONFIG.toml] [KEY=VALUE]...",
+            help="A config file, then overrides.",
+            autocompletion=complete_config_and_settings,
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget: privacy.epsilon.")] = None,

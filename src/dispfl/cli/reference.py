@@ -3,6 +3,8 @@
 `python -m dispfl.cli.reference FOLDER` writes it.
 """
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,14 @@ import typer
 
 from dispfl.cli import app
 from dispfl.cli.api_reference import api_as_markdown
+from dispfl.cli.completion import WORDS
 from dispfl.core.quantities import Quantity
 from dispfl.core.report import QUANTITIES
-from dispfl.reference import as_markdown
+from dispfl.paper.experiments import experiment_names
+from dispfl.reference import as_markdown, settings_reference
+
+CHOICE = re.compile(r"[\w.-]+")
+"""A value that a setting may have, as a word."""
 
 
 def commands_as_markdown() -> str:
@@ -79,8 +86,30 @@ def _quantity_row(quantity: Quantity) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
+def words_as_json() -> str:
+    """Return the words for completion in the shell: settings, their values and defaults."""
+    settings: dict[str, list[str]] = {}
+    defaults = {}
+    for table in settings_reference():
+        if table.components:
+            settings[table.name] = list(table.components)
+        for entry in table.entries:
+            choices = entry.kind.split(" | ")
+            is_choice = len(choices) > 1 and all(map(CHOICE.fullmatch, choices))
+            settings[entry.key] = choices if is_choice else []
+            defaults[entry.key] = entry.default.strip('"')
+    words = {
+        "settings": settings,
+        "defaults": defaults,
+        "tables": [table.name for table in settings_reference() if table.name],
+        "experiments": experiment_names("laptop"),
+    }
+    return json.dumps(words, indent=1) + "\n"
+
+
 def main(folder: Path) -> None:
-    """Write the generated pages."""
+    """Write the generated pages, and the words for completion."""
+    WORDS.write_text(words_as_json())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.md").write_text(as_markdown())
     (folder / "commands.md").write_text(commands_as_markdown())

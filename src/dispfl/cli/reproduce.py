@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.completion import complete_experiments
 from dispfl.cli.grid import JobsOption, split_commas
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import SafeConsole, number_table, print_text
@@ -36,6 +37,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[NAME] [KEY=VALUE]...",
+            autocompletion=complete_experiments,
             help=(
                 "A table or figure, such as main or table-1, and overrides for all runs that have"
                 " these keys."

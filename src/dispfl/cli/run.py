@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dispfl.cli.completion import complete_config_and_settings, complete_runs
 from dispfl.errors import ConfigError, reading
 from dispfl.terminal import SafeConsole, print_text
 
@@ -37,7 +38,9 @@ def run(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+            metavar="[CONFIG.toml] [KEY=VALUE]...",
+            help="A config file, then overrides.",
+            autocompletion=complete_config_and_settings,
         ),
     ] = None,
     out: Annotated[
@@ -322,6 +325,7 @@ def show(
         list[Path],
         typer.Argument(
             metavar="DIR...",
+            autocompletion=complete_runs,
             help="Run directories, or folders that contain some, such as compare's.",
         ),
     ],
@@ -350,6 +354,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
+            autocompletion=complete_runs,
             help="Run directories, or folders that contain some, such as compare's.",
         ),
     ],

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dispfl.cli.completion import complete_runs
 from dispfl.cli.grid import (
     AgainstOption,
     BudgetOption,
@@ -25,6 +26,7 @@ def table(
         list[Path],
         typer.Argument(
             metavar="DIR...",
+            autocompletion=complete_runs,
             help="Run directories, or folders that contain some, such as compare's.",
         ),
     ],

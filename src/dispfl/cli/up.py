@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.completion import complete_config_and_settings
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import read_regular
@@ -45,7 +46,9 @@ def up(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+            metavar="[CONFIG.toml] [KEY=VALUE]...",
+            help="A config file, then overrides.",
+            autocompletion=complete_config_and_settings,
         ),
     ] = None,
     peers: Annotated[int | None, typer.Option(help="Number of processes; default: 8.")] = None,
