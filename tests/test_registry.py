@@ -134,14 +134,17 @@ def test_a_reference_is_found_in_the_current_directory_and_written_to_the_config
     assert (
         compose(written, ["method=own_components:Mine"]).method == made.method
     )  # the same name keeps the settings
-    assert compose(written, ["method=local"]).to_toml()["method"] == {"name": "local"}
+    assert compose(written, ["method=local"]).to_toml()["method"] == {
+        "name": "local",
+        "private": [],
+    }
 
 
 @pytest.mark.usefixtures("here")
 def test_a_class_with_a_name_of_its_own_is_still_found_by_reference() -> None:
     made = compose({}, ["method=own_components:Named"])
     assert made.method.name == "called"
-    assert made.to_toml()["method"] == {"name": "own_components:Named"}
+    assert made.to_toml()["method"] == {"name": "own_components:Named", "private": []}
     assert compose(made.to_toml()) == made
 
 

@@ -359,6 +359,11 @@ def initial_state(weights: Tensor, mask: Tensor | Mask) -> PeerState:
     return PeerState(model, model.mask)
 
 
+def counts_where(flags: Sequence[bool], kept: Sequence[int]) -> list[int]:
+    """Return the kept weights of the parameters that are flagged, and 0 of the others."""
+    return [count * flag for count, flag in zip(kept, flags, strict=True)]
+
+
 def empty_state(layout: Layout) -> PeerState:
     """Return the state of a peer that keeps no model between rounds."""
     return initial_state(torch.zeros(layout.size), torch.zeros(layout.size, dtype=torch.bool))

@@ -13,7 +13,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.report import Passes
 from dispfl.core.samples import Samples
 from dispfl.core.train import Train, Trainer
-from dispfl.methods.base import Patterns, PeerState, ServerMethod
+from dispfl.methods.base import Patterns, PeerState, ServerMethod, counts_where
 from dispfl.methods.fedavg import averaged_uploads
 from dispfl.robust.averages import Robust
 
@@ -76,9 +76,9 @@ class FedALA(Robust, ServerMethod):
         """Return the weights that training starts from, and W."""
         network = trainer.network
         positions = network.to_device(flags.nonzero().squeeze(1))
-        own = network.to_device(theta_k[flags])
+        own_values = network.to_device(theta_k[flags])
         difference = network.to_device((theta - theta_k)[flags])
-        W = torch.ones_like(own)
+        W = torch.ones_like(own_values)
         epochs = FIRST_EPOCHS
         if COMBINATION in state.memory:
             W = network.to_device(state.memory[COMBINATION])
@@ -88,12 +88,12 @@ class FedALA(Robust, ServerMethod):
         steps = trainer.settings.steps_per_epoch(len(samples))
         losses: list[float] = []
         trainer.begin(theta, torch.ones_like(flags), only=flags)
-        network.weights[positions] = own + difference * W
+        network.weights[positions] = own_values + difference * W
         while len(losses) < epochs and not has_converged(losses):
             for x, y in trainer.batches(steps=steps, samples=samples):
                 loss = trainer.backward(x, y)
                 W = (W - self.weight_lr * network.grad[positions] * difference).clamp(0, 1)
-                network.weights[positions] = own + difference * W
+                network.weights[positions] = own_values + difference * W
             trainer.check_finite(loss, "loss of the combined model")
             losses.append(float(loss))
         return network.read(), W.cpu()
@@ -110,11 +110,7 @@ class FedALA(Robust, ServerMethod):
         self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
     ) -> list[Passes]:
         """One epoch for the weights, as in all rounds of a peer but its first ones."""
-        combined = []
-        for count, matches in zip(
-            kept, layout.matching(self.combined, "method.combined"), strict=True
-        ):
-            combined.append(count if matches else 0)
+        combined = counts_where(layout.matching(self.combined, "method.combined"), kept)
         learnt_on = train.samples_trained(self._share_of(samples), 1)
         return [
             Passes(learnt_on, list(kept), combined),

@@ -10,7 +10,7 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Passes
 from dispfl.core.train import Train, Trainer
-from dispfl.methods.base import Patterns, PeerState
+from dispfl.methods.base import Patterns, PeerState, counts_where
 from dispfl.methods.ditto import divided_steps
 from dispfl.methods.fedavg import FedAvg
 
@@ -65,15 +65,15 @@ class FedRep(FedPer):
         self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
     ) -> list[Passes]:
         is_head = self.private_parameters(layout)
-        head = []
-        body = []
-        for count, private in zip(kept, is_head, strict=True):
-            head.append(count if private else 0)
-            body.append(0 if private else count)
+        is_body = [not private for private in is_head]
         head_steps, body_steps = self._steps(train, samples)
         return [
-            Passes(train.samples_of_steps(samples, head_steps), list(kept), head),
-            Passes(train.samples_of_steps(samples, body_steps), list(kept), body),
+            Passes(
+                train.samples_of_steps(samples, head_steps), list(kept), counts_where(is_head, kept)
+            ),
+            Passes(
+                train.samples_of_steps(samples, body_steps), list(kept), counts_where(is_body, kept)
+            ),
         ]
 
     def _steps(self, train: Train, samples: int) -> tuple[int, int]:
