@@ -31,6 +31,7 @@ TIERS = [
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 REPORT_MAY = (
     "dispfl.config",
+    "dispfl.core.device_classes",
     "dispfl.core.metric",
     "dispfl.core.names",
     "dispfl.core.quantities",

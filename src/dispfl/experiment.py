@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from_lists
 from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
-from dispfl.core.names import MAX_PEERS, check_names, peer_names
+from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
 from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
@@ -28,7 +29,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import Method
+from dispfl.methods.base import Method, has_density_groups
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
@@ -211,6 +212,12 @@ class Simulation(RunSettings):
 
     With partition=by_column they are the values of the column.
     """
+    classes: dict[str, DeviceClass] = Field(default_factory=dict)
+    """Classes of devices by name, each with its `share` of the peers or their names (`peers`), and
+    with a `density`, and in `train` with `epochs`, `steps`, `batch_size` or `lr`, of its own.
+
+    Lists of values, such as train.epochs=[1,5], make classes of equal size.
+    """
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -257,6 +264,44 @@ class Simulation(RunSettings):
             )
         return {**values, "names": names, "peers": len(names)}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_make_classes(cls, values: Any) -> Any:
+        train = values.get("train")
+        if not isinstance(train, Mapping):
+            return values
+        scalars, classes = classes_from_lists(train)
+        if classes and values.get("classes"):
+            raise ConfigError(
+                "`train` has lists, which make groups of peers, and there are `classes`; give each"
+                " class its own value.",
+                key="train",
+            )
+        return {**values, "train": scalars, **({"classes": classes} if classes else {})}
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _class_tables(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"classes must be a table of classes, got {value!r}.", key="classes")
+        classes = {}
+        for name, table in value.items():
+            if not isinstance(table, (Mapping, DeviceClass)):
+                raise ConfigError(
+                    f"classes.{name} must be a table, such as {{share=0.5, density=0.2}}, got"
+                    f" {table!r}.",
+                    key="classes",
+                )
+            try:
+                check_name("The name of a class", str(name))
+                if isinstance(table, Mapping):
+                    table = DeviceClass(**table)
+            except ConfigError as problem:
+                sentence = str(problem).replace("classes.NAME", f"classes.{name}")
+                raise ConfigError(sentence, key="classes") from None
+            classes[str(name)] = table
+        return classes
+
     @property
     def roster(self) -> list[str]:
         """The names of all peers that take part, sorted."""
@@ -293,9 +338,23 @@ class Simulation(RunSettings):
         object.__setattr__(self, "topology", topology)
         object.__setattr__(self, "method", method)
 
+        self._check_classes()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
+
+    def _check_classes(self) -> None:
+        """Refuse classes that do not fit the peers; data may name the peers later."""
+        by_name = any(device.peers for device in self.classes.values())
+        if self.names or not by_name:
+            assign_classes(self.classes, self.roster)
+        for name, device in self.classes.items():
+            if device.density is not None and not has_density_groups(self.method):
+                raise ConfigError(
+                    f"classes.{name}.density is {device.density:g}, but method {self.method.name}"
+                    " has no density of each peer; omit it.",
+                    key="classes",
+                )
 
     def _check_engine_fits(self) -> None:
         if self.vmap_peers > 1 and self.engine != "inprocess":

@@ -167,6 +167,7 @@ def _as_json(inputs: "CostInputs", estimated: "RoundCosts", wire: "WireCosts") -
 
 def _group_json(group: "GroupCost") -> dict[str, Any]:
     return {
+        **({"class": group.name} if group.name else {}),
         "density": group.density,
         "peers": group.peers,
         "kept": group.kept,
@@ -196,11 +197,11 @@ def _print(
     print_text(console, _headline(inputs))
     console.print("", _layers_table(estimated), "", _totals_table(estimated, wire), "", sep="\n")
     if len(estimated.groups) > 1:
-        groups = number_table("density", "peers", "kept", "FLOPs per peer")
+        class_heading = ["class"] if inputs.classes else []
+        groups = number_table(*class_heading, "density", "peers", "kept", "FLOPs per peer")
         for group in estimated.groups:
-            kept_weights = f"{group.kept:,}"
-            flops = _flops(group.flops)
-            groups.add_row(f"{group.density:g}", str(group.peers), kept_weights, flops)
+            cells = [f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops)]
+            groups.add_row(*([group.name] if inputs.classes else []), *cells)
         console.print(groups, "", sep="\n")
     for sentence in _legend(inputs, estimated, wire):
         print_text(console, sentence, "dim")

@@ -10,6 +10,7 @@ from dispfl.cli.completion import complete_config_and_settings
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dispfl.core.train import Train
     from dispfl.experiment import Experiment
 
 
@@ -73,20 +74,33 @@ class BudgetCost:
 
 
 def budget_cost(experiment: "Experiment") -> BudgetCost:
-    """Return the noise that an experiment's budget needs, and the rounds that it lasts."""
+    """Return the noise that an experiment's budget needs, and the rounds that it lasts.
+
+    Of several classes of devices, it is that of the class that needs most.
+    """
+    costs = [_cost_of(experiment, experiment.train)]
+    if experiment.classes:
+        trains = [
+            device.train.applied_to(experiment.train) for device in experiment.classes.values()
+        ]
+        costs = [_cost_of(experiment, train) for train in trains]
+    return max(costs, key=lambda cost: (cost.noise_multiplier, cost.epsilon))
+
+
+def _cost_of(experiment: "Experiment", train: "Train") -> BudgetCost:
     from dispfl.privacy.accountant import make_plan
 
     settings = experiment.privacy
     samples = _samples(experiment)
     method = experiment.method.resolved(experiment.topology, experiment.peers)
-    steps = method.private_steps(experiment.train, samples)
+    steps = method.private_steps(train, samples)
     rounds = _training_rounds(experiment)
     plan = make_plan(
         settings.epsilon,
         settings.delta,
         settings.noise_multiplier,
         samples,
-        experiment.train.batch_size,
+        train.batch_size,
         steps,
         rounds,
     )

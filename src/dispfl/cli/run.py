@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
@@ -136,7 +137,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     ]
 
     layout = run.context.layout
-    densities = set(method.densities(experiment.peers))
+    densities = set(run.context.densities.values())
     kept_counts = [sum(method.kept_counts(layout, density)) for density in densities]
     network = f"Network: {experiment.model.name}, {layout.size:,} weights"
     if min(kept_counts) < layout.size:
@@ -154,6 +155,11 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         f"Method: {name}; {rounds} of {experiment.train.duration} in batches of"
         f" {experiment.train.batch_size}."
     )
+    if experiment.classes:
+        classes = []
+        for name, count in Counter(run.context.class_of.values()).items():
+            classes.append(f"{name} with {plural(count, 'peer')}")
+        lines.append(f"Classes of devices: {', '.join(classes)}.")
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
         lines.append(_describe_costs(experiment))
     return lines

@@ -190,5 +190,5 @@ LOGGED = Quantity(
 EVALUATIONS = tuple(quantity for quantity in PEER_QUANTITIES if quantity.evaluation)
 QUANTITIES = (SCORES, *PEER_QUANTITIES, LOGGED, *ROUND_QUANTITIES)
 """All quantities of a line of `metrics.jsonl`."""
-TAKEN_NAMES = frozenset(quantity.name for quantity in QUANTITIES) | {"round", "peer", "metric"}
+TAKEN_NAMES = {quantity.name for quantity in QUANTITIES} | {"round", "peer", "class", "metric"}
 """Names that methods cannot log, besides those of the task's metrics."""

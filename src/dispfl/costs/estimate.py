@@ -8,13 +8,14 @@ less later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
 from statistics import fmean
 
 import torch
 
+from dispfl.core.device_classes import DeviceClass
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train
@@ -40,7 +41,7 @@ from dispfl.round.exchange import (
 )
 from dispfl.round.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.round.round import initial_states
-from dispfl.topology import Topology, peer_names
+from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
 
 MB = 1e6
@@ -64,6 +65,8 @@ class CostInputs:
     seed: int = 0
     validation: bool = False
     """Whether peers have validation data besides these samples."""
+    names: tuple[str, ...] = ()
+    classes: Mapping[str, DeviceClass] = field(default_factory=dict)
 
     @classmethod
     def of(cls, experiment: Experiment) -> "CostInputs":
@@ -79,6 +82,8 @@ class CostInputs:
             wire=experiment.wire,
             seed=experiment.seed,
             validation=bool(experiment.partition.validation),
+            names=experiment.names,
+            classes=experiment.classes,
         )
 
     @cached_property
@@ -92,10 +97,12 @@ class CostInputs:
             train=self.train,
             wire=self.wire,
             seed=self.seed,
+            names=self.names,
+            classes=dict(self.classes),
         )
         return RunContext(
             settings=settings,
-            data=RunData(remote_peers=peer_names(self.peers)),
+            data=RunData(remote_peers=settings.roster),
             model=lambda: self.model.build(channels, self.data.classes, size),
             input_shape=self.data.shape,
         )
@@ -108,7 +115,7 @@ class CostInputs:
     @cached_property
     def densities(self) -> dict[str, float]:
         """Each peer's density."""
-        return dict(zip(self.roster, self.method.densities(self.peers), strict=True))
+        return self.context.densities
 
     @cached_property
     def layout(self) -> Layout:
@@ -134,13 +141,15 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """The peers of one density."""
+    """The peers of one class, or of one density."""
 
     density: float
     peers: int
     kept: int
     flops: int
     """Operations of one peer's local training."""
+    name: str = ""
+    """The class of the peers, if there are classes."""
 
 
 @dataclass(frozen=True)
@@ -190,18 +199,20 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     """
     _, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
     layout = inputs.layout
-    densities = list(inputs.densities.values())
     kept_counts = {}
-    flops = {}
-    for density in sorted(set(densities)):
-        counts = inputs.method.kept_counts(layout, density)
-        kept_counts[density] = counts
-        flops[density] = _local_training(inputs, forward, counts, as_printed)
+    for density in sorted(set(inputs.densities.values())):
+        kept_counts[density] = inputs.method.kept_counts(layout, density)
 
+    members: dict[tuple[str, float], list[str]] = {}
+    for peer, density in inputs.densities.items():
+        name = inputs.context.class_of.get(peer, "")
+        members.setdefault((name, density), []).append(peer)
     groups = []
-    for density, counts in kept_counts.items():
-        peers = densities.count(density)
-        groups.append(GroupCost(density, peers, sum(counts), flops[density]))
+    for (name, density), peers in sorted(members.items()):
+        train = inputs.context.train_of(peers[0])
+        counts = kept_counts[density]
+        flops = _local_training(inputs, train, forward, counts, as_printed)
+        groups.append(GroupCost(density, len(peers), sum(counts), flops, name))
 
     messages = []
     for sender, receiver in links(inputs.context):
@@ -216,7 +227,7 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         groups=tuple(groups),
         busiest_mb=ledger.busiest().paper / MB,
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
-        flops_per_peer=fmean(flops[density] for density in densities),
+        flops_per_peer=sum(group.peers * group.flops for group in groups) / inputs.peers,
         dense_layers=tuple(layout.dense_layers),
         fixed_flops=forward.fixed,
         omission=forward.omission,
@@ -258,7 +269,7 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
 
 
 def _local_training(
-    inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool
+    inputs: CostInputs, train: Train, forward: ForwardCost, kept: Sequence[int], as_printed: bool
 ) -> int:
     """Return the operations of a peer's training in one round.
 
@@ -271,11 +282,11 @@ def _local_training(
         case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
             samples -= max(1, int(method.validation * samples))
         case DisPFL(structure="weights", searches_by_gradient=True):
-            search = inputs.train.batch_size
+            search = train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
-            search = inputs.train.batch_size
+            search = train.batch_size
     operations = forward.training(forward.sizes, min(search, samples))
-    for passes in method.training_passes(inputs.train, samples, inputs.layout, kept):
+    for passes in method.training_passes(train, samples, inputs.layout, kept):
         operations += forward.training(passes.kept, passes.samples, passes.trained)
     return operations
 

@@ -35,7 +35,8 @@ from dispfl.round.context import PeerTask, RunContext, StepResult
 
 MakeTrainer = Callable[..., Trainer]
 SampleKind = tuple[Hashable, ...]
-"""The number of samples of a peer, and the shapes and types of an input and of a label."""
+"""A peer's training settings, its number of samples, and the shapes and types of an input and of a
+label."""
 
 
 class PeerGroups:
@@ -70,7 +71,7 @@ class PeerGroups:
             inputs, labels = next(train.batches(1))
             tensors = [*tensors_of(inputs), labels]
             shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
-            self._kinds[peer] = (len(train), shapes)
+            self._kinds[peer] = (self._context.train_of(peer), len(train), shapes)
         return self._kinds[peer]
 
 

@@ -414,6 +414,12 @@ Density = Annotated[float | tuple[float, ...], BeforeValidator(_check_density)]
 """One density for all peers, or a list of densities for groups of equal size, in roster order."""
 
 
+def has_density_groups(method: Method) -> bool:
+    """Whether each peer of this method may have a density of its own."""
+    field = type(method).model_fields.get("density")
+    return field is not None and field.annotation == float | tuple[float, ...]
+
+
 def spread_densities(density: float | tuple[float, ...], peers: int) -> list[float]:
     """Return a density for each peer: g densities make g groups of peers, in roster order.
 

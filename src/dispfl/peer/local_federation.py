@@ -173,13 +173,18 @@ def setup_of_peer(out: Path, name: str) -> LocalSetup:
     """The setup of one peer, with its own data and the names of the others."""
     context, schema = run_context(out)
     names = context.roster
-    densities = context.method.densities(len(names))
-    density = densities[names.index(name)]
+    densities = context.densities
     remote_peers = tuple(peer for peer in names if peer != name)
     data = RunData({name: context.data.peers[name]}, remote_peers=remote_peers)
     context = replace(context, data=data)
     return LocalSetup.of(
-        name, "up", context, density, min(densities), schema, settings=read_config(out)
+        name,
+        "up",
+        context,
+        densities[name],
+        min(densities.values()),
+        schema,
+        settings=read_config(out),
     )
 
 

@@ -1,5 +1,6 @@
 """Sections about single peers: their scores, and the labels of their data."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -65,6 +66,7 @@ def peers_section(results: ReportResults) -> Section:
     groups: list[Figure] = []
     for row in evaluated:
         groups += _density_figures(row, measure)
+        groups += _class_figures(row, measure)
     if len(evaluated) == 1:
         run = evaluated[0].scored_runs[0]
         colour = css_class(evaluated[0])
@@ -266,6 +268,33 @@ def _density_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
     yield Figure(f"{row.label} by density", chart, note)
     if seconds_by_density(row).keys() == groups.keys():
         yield _seconds_figure(row, measure)
+
+
+def _class_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
+    """Yield a table of the classes of devices, if there are any."""
+    scores: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for run in row.runs:
+        for peer, name in run.class_of.items():
+            if peer in run.scores:
+                scores.setdefault(name, []).append(run.scores[peer])
+            if peer in run.peer_seconds:
+                seconds.setdefault(name, []).append(run.peer_seconds[peer])
+    if not scores:
+        return
+    metric = capitalized(measure.name)
+    headings = [Heading("Class")]
+    for title in ("Peers", metric, "Lowest", "Seconds"):
+        headings.append(Heading(title, "number"))
+    table = HtmlTable(f"{metric} and seconds of each class", headings, scrolling=True)
+    peers = Counter(row.runs[0].class_of.values())
+    for name, values in scores.items():
+        lowest = min(values) if measure.higher_is_better else max(values)
+        mean_seconds = format_seconds(fmean(seconds[name])) if name in seconds else UNKNOWN
+        cells = [name, str(peers[name]), measure.text(fmean(values)), measure.text(lowest)]
+        table.rows.append([*cells, mean_seconds])
+    note = "Means over the peers of a class; the lowest is its worst peer. Seconds are per round."
+    yield Figure(f"{row.label} by class of device", table, note)
 
 
 def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:

@@ -190,7 +190,10 @@ def _group_note(group: Mapping[str, Any], summary: Metrics) -> str:
     if "seconds" in group:
         parts.append(f"{format_seconds(group['seconds'])} s per peer and round")
     parts.append(f"{group['peers']} peers")
-    return f"  density {group['density']:g}: {', '.join(parts)}"
+    name = f"density {group['density']:g}"
+    if "class" in group:
+        name = f"class {group['class']}, {name}"
+    return f"  {name}: {', '.join(parts)}"
 
 
 def _scores_on_other_data(summary: Metrics) -> Iterator[str]:

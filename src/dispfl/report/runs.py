@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
+from dispfl.core.device_classes import class_of_each, read_classes
 from dispfl.core.metric import Measure
 from dispfl.core.names import MAX_PEERS, roster_of
 from dispfl.core.report import QUANTITIES
@@ -277,14 +278,23 @@ class RecordedRun:
 
     @property
     def densities(self) -> dict[str, float] | None:
-        """Each peer's density if the method lists several: equal groups in roster order."""
-        densities = self.config["method"].get("density")
-        if not isinstance(densities, list) or len(set(densities)) < 2:
+        """Each peer's density if they differ: by class, or in equal groups in roster order."""
+        density = self.config["method"].get("density")
+        if density is None:
             return None
+        densities = density if isinstance(density, list) else [density]
+        classes = read_classes(self.config)
         by_peer = {}
         for index, peer in enumerate(self.roster):
             by_peer[peer] = densities[index * len(densities) // self.config["peers"]]
-        return by_peer
+            if peer in self.class_of:
+                by_peer[peer] = classes[self.class_of[peer]].density or by_peer[peer]
+        return by_peer if len(set(by_peer.values())) > 1 else None
+
+    @cached_property
+    def class_of(self) -> dict[str, str]:
+        """The name of each peer's class; empty without classes."""
+        return class_of_each(self.config)
 
     @property
     def paper_mb(self) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dispfl.core.device_classes import ClassTraining, DeviceClass, assign_classes
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.inputs import Inputs
 from dispfl.core.layout import Layout
@@ -19,7 +20,7 @@ from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
-from dispfl.core.train import TrainingRun
+from dispfl.core.train import Train, TrainingRun
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.experiment import RunSettings, Simulation
@@ -150,10 +151,39 @@ class RunContext:
         )
 
     @cached_property
+    def class_of(self) -> dict[str, str]:
+        """The name of each peer's class, if there are classes."""
+        if not isinstance(self.settings, Simulation):
+            return {}
+        return assign_classes(self.settings.classes, self.data.participants)
+
+    def device_class(self, peer: str) -> DeviceClass | None:
+        """Return a peer's class, if there are classes; an unseen peer has that of the last one."""
+        if not self.class_of:
+            return None
+        name = self.class_of.get(peer) or self.class_of[self.data.participants[-1]]
+        return self.simulation.classes[name]
+
+    def train_of(self, peer: str) -> Train:
+        """Return the settings of a peer's local training: those of all, or of its class."""
+        device = self.device_class(peer)
+        if device is None:
+            return self.settings.train
+        return device.train.applied_to(self.settings.train)
+
+    def training_of(self, peer: str) -> TrainingRun:
+        """Return what the local training of a peer needs of the run."""
+        return replace(self.training, settings=self.train_of(peer))
+
+    @cached_property
     def densities(self) -> dict[str, float]:
         """The density of each peer's model; an unseen peer has that of the last one."""
         peers = self.data.participants
         densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
+        for peer in peers:
+            device = self.device_class(peer)
+            if device is not None and device.density is not None:
+                densities[peer] = device.density
         return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
 
     @cached_property
@@ -224,6 +254,7 @@ class RunContext:
         if isinstance(self.settings, Simulation):
             self.settings.topology.check_roster(self.data.participants)
         network = self.network()
+        _ = self.class_of  # refuses classes of peers that do not exist
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         self._check_optimizer()
         if self.settings.privacy.enabled:
@@ -280,14 +311,19 @@ class RunContext:
         """
         steps = self.simulation.unseen_steps
         constant_rate = {"steps": steps, "schedule": "constant", "warmup": 0}
-        joined = self.changed(train=self.settings.train.model_copy(update=constant_rate))
+        joined = self.changed(train=self.train_of(peer).model_copy(update=constant_rate))
+        if self.class_of:
+            classes = {}
+            for name, device in self.simulation.classes.items():
+                classes[name] = device.model_copy(update={"train": ClassTraining()})
+            joined = joined.changed(classes=classes)
         data = self.data.with_peers({peer: self.data.unseen[peer]})
         return replace(joined, data=data, known_layout=self.layout)
 
     def privacy_plan(self, peer: str, history: PrivateHistory | None = None) -> PrivacyPlan:
         """Return how a peer of this process trains privately, after what a real site has spent."""
         privacy = self.settings.privacy
-        train = self.settings.train
+        train = self.train_of(peer)
         samples = len(self.data.peers[peer].train)
         rounds = 1 if peer in self.data.unseen else self._training_rounds
         plan = make_plan(

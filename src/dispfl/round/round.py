@@ -265,7 +265,7 @@ def peer_step(
     trainer = make_trainer(
         network=network.for_mask(state.next_mask),
         data=context.data.peers[task.peer],
-        run=context.training,
+        run=context.training_of(task.peer),
         peer=task.peer,
         t=task.t,
         requested=task.requested,

@@ -59,7 +59,7 @@ class UserCallbacks:
         self._functions = functions
         self._context = context
         self._engine = engine
-        self._records = RoundRecords([], context.roster)
+        self._records = RoundRecords([], context.roster, context.class_of)
         self._config = copy.deepcopy(dict(config))
 
     def __call__(self, history: RunHistory) -> str | None:

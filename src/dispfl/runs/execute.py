@@ -103,7 +103,7 @@ def execute(
 
         run = Run(
             config=config,
-            metrics=RoundRecords(history.records, context.roster),
+            metrics=RoundRecords(history.records, context.roster, context.class_of),
             states=states,
             personal=personal,
             network=context.module,

@@ -238,15 +238,17 @@ def summarize(
 ) -> Metrics:
     """Return the content of `summary.json`; `models` are those that the peers use from now on."""
     densities = []
+    classes = []
     for peer, density in context.densities.items():
         if peer in context.data.peers:
             densities.append(density)
+            classes.append(context.class_of.get(peer))
     return {
         "method": context.method.name,
         "peers": len(context.data.peers),
         **summarize_rounds(records),
         "metric": context.task.metric.name,
-        "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
+        "groups": groups(densities, last_scores(records), mean_peer_seconds(records), classes),
         "peak_rss_mb": round(peak_rss_mb(), 1),
         "failed_peers": failed_peers(records, sorted(models)),
         "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
@@ -291,19 +293,21 @@ def groups(
     densities: Sequence[float],
     scores: Metrics | None,
     seconds: Sequence[float | None] | None = None,
+    classes: Sequence[str | None] = (),
 ) -> list[Metrics]:
-    """Return score and seconds per round of each group of peers with the same density.
+    """Return score and seconds per round of each group of peers: of one class, or of one density.
 
-    There is none unless densities differ. `seconds` are those of each peer.
+    There is none unless they differ. `seconds` and `classes` are those of each peer.
     """
-    if scores is None or len(set(densities)) < 2:
+    classes = classes or [None] * len(densities)
+    by_group: dict[tuple[str, float], list[int]] = {}
+    for index, (name, density) in enumerate(zip(classes, densities, strict=True)):
+        by_group.setdefault((name or "", density), []).append(index)
+    if scores is None or len(by_group) < 2:
         return []
-    by_density: dict[float, list[int]] = {}
-    for index, density in enumerate(densities):
-        by_density.setdefault(density, []).append(index)
 
     all_groups = []
-    for density, peers in sorted(by_density.items()):
+    for (name, density), peers in sorted(by_group.items()):
         score = spread([scores["per_peer"][peer] for peer in peers])
         if not score:
             continue
@@ -313,6 +317,8 @@ def groups(
             "mean": score["mean"],
             "std": score["std"],
         }
+        if name:
+            group = {"class": name, **group}
         if seconds:
             times = spread([seconds[peer] for peer in peers])
             if times:

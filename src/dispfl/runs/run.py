@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dispfl.core.device_classes import class_of_each
 from dispfl.core.flat_module import loaded_network
 from dispfl.core.inputs import forward
 from dispfl.core.layout import Layout
@@ -39,16 +40,24 @@ if TYPE_CHECKING:
 class RoundRecords(list[Metrics]):
     """The metrics of a run's rounds, one dict for each, as in `metrics.jsonl`."""
 
-    def __init__(self, records: Iterable[Metrics], roster: Iterable[str]) -> None:
+    def __init__(
+        self,
+        records: Iterable[Metrics],
+        roster: Iterable[str],
+        class_of: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(records)
         self.roster = list(roster)
         """The peers' names, in the order of every `per_peer` list."""
+        self.class_of = dict(class_of or {})
+        """The name of each peer's class, if the run has classes."""
 
     def frame(self, *, per_peer: bool = False) -> "DataFrame":
         """Return a pandas DataFrame with a row for each round, or for each round and peer.
 
         A mean over the peers has the column `accuracy` and its standard deviation `accuracy_std`;
-        the number `paper_mb` of the busiest node is `busiest.paper_mb`; `failures` counts them.
+        the number `paper_mb` of the busiest node is `busiest.paper_mb`; `failures` counts them. The
+        rows of peers have their names, and their classes if there are any.
         """
         require("pandas", "frame()")
         from pandas import DataFrame
@@ -56,7 +65,7 @@ class RoundRecords(list[Metrics]):
         rows = []
         for record in self:
             if per_peer:
-                rows += _rows_of_peers(record, self.roster)
+                rows += _rows_of_peers(record, self.roster, self.class_of)
             else:
                 rows.append(_row(record))
         return DataFrame(rows)
@@ -70,9 +79,16 @@ def _row(record: Metrics) -> Metrics:
     return row
 
 
-def _rows_of_peers(record: Metrics, roster: Sequence[str]) -> list[Metrics]:
+def _rows_of_peers(
+    record: Metrics, roster: Sequence[str], class_of: Mapping[str, str]
+) -> list[Metrics]:
     """Return what was measured of each peer in a round."""
-    rows: list[Metrics] = [{"round": record["round"], "peer": peer} for peer in roster]
+    rows: list[Metrics] = []
+    for peer in roster:
+        row = {"round": record["round"], "peer": peer}
+        if peer in class_of:
+            row["class"] = class_of[peer]
+        rows.append(row)
     for name, values in spreads(record).items():
         for row, value in zip(rows, values["per_peer"], strict=True):
             row[name] = value
@@ -124,7 +140,9 @@ class Run:
         split = read_split(saved.path)
         return cls(
             config=saved.config,
-            metrics=RoundRecords(read_metrics(saved.path), saved.roster),
+            metrics=RoundRecords(
+                read_metrics(saved.path), saved.roster, class_of_each(saved.config)
+            ),
             states=saved.states,
             personal=LazyStates(saved.roster, saved.personal_state),
             network=saved.network,

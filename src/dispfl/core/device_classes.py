@@ -1,0 +1,154 @@
+"""Classes of devices: named groups of peers with a density and training settings of their own."""
+
+from collections.abc import Mapping, Sequence
+from math import isclose
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dispfl.core.names import check_names, roster_of
+from dispfl.core.train import Train
+from dispfl.errors import ConfigError
+from dispfl.settings import Settings
+
+BY_GROUP = ("epochs", "steps", "batch_size", "lr")
+"""Keys of `train` that may be lists: one value for each of several groups of peers."""
+
+
+class ClassTraining(Settings):
+    """Training settings of a class, in place of those of `train`."""
+
+    table: ClassVar[str] = "classes.NAME.train"
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    lr: float | None = Field(default=None, gt=0)
+
+    def applied_to(self, train: Train) -> Train:
+        """Return the settings of a peer of the class, from those of all peers."""
+        changes = self.model_dump(exclude_none=True)
+        if self.epochs is not None and self.steps is None:
+            changes["steps"] = None  # which would count instead
+        return train.model_copy(update=changes) if changes else train
+
+
+class DeviceClass(Settings):
+    """A class of devices: which peers it has, and what they do differently."""
+
+    table: ClassVar[str] = "classes.NAME"
+    share: float | None = Field(default=None, gt=0, le=1)
+    """Its share of the peers that no class names, in the order of the roster."""
+    peers: tuple[str, ...] = ()
+    """Its peers by name, instead of a share."""
+    density: float | None = Field(default=None, gt=0, le=1)
+    """Share of weights that its peers keep, in place of `method.density`."""
+    train: ClassTraining = ClassTraining()
+
+    @field_validator("peers", mode="before")
+    @classmethod
+    def _check_peers(cls, peers: Any) -> Any:
+        return check_names([peers] if isinstance(peers, str) else peers, "classes")
+
+    @model_validator(mode="after")
+    def _either_share_or_peers(self) -> Self:
+        if self.peers and self.share is not None:
+            raise ConfigError(
+                "A class has a share or peers, not both; omit one of them.", key="classes"
+            )
+        return self
+
+
+def classes_from_lists(train: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the training settings without lists, and the classes that the lists make.
+
+    g values make g groups of peers, in roster order, whose sizes differ by at most one.
+    """
+    lists = {}
+    for key in BY_GROUP:
+        if isinstance(train.get(key), (list, tuple)):
+            lists[key] = train[key]
+    lengths = {len(values) for values in lists.values()}
+    if not lists:
+        return dict(train), {}
+    if len(lengths) > 1 or 0 in lengths:
+        keys = ", ".join(f"train.{key}" for key in lists)
+        raise ConfigError(
+            f"{keys}: lists make groups of peers, so give them the same number of values, at least"
+            " one.",
+            key=f"train.{next(iter(lists))}",
+        )
+    [count] = lengths
+    classes = {}
+    for index in range(count):
+        settings = {key: values[index] for key, values in lists.items()}
+        classes[f"group-{index + 1}"] = {"share": 1 / count, "train": settings}
+    scalars = {key: value for key, value in train.items() if key not in lists}
+    return scalars, classes
+
+
+def assign_classes(classes: Mapping[str, DeviceClass], roster: Sequence[str]) -> dict[str, str]:
+    """Return the name of each peer's class, in roster order; empty without classes."""
+    if not classes:
+        return {}
+    class_of: dict[str, str] = {}
+    for name, device in classes.items():
+        for peer in device.peers:
+            if peer not in roster or peer in class_of:
+                problem = "is in two classes" if peer in class_of else "is no peer of this run"
+                raise ConfigError(f"classes.{name}.peers: {peer} {problem}.", key="classes")
+            class_of[peer] = name
+
+    unnamed = [peer for peer in roster if peer not in class_of]
+    bounds = _bounds(classes, unnamed)
+    for index, peer in enumerate(unnamed):
+        for name, bound in bounds.items():
+            if index + 1e-9 < bound * len(unnamed):
+                class_of[peer] = name
+                break
+    for name in classes:
+        if name not in class_of.values():
+            raise ConfigError(
+                f"classes.{name} has none of the {len(roster)} peers; give it a larger share, or"
+                " omit it.",
+                key="classes",
+            )
+    return {peer: class_of[peer] for peer in roster}
+
+
+def _bounds(classes: Mapping[str, DeviceClass], unnamed: Sequence[str]) -> dict[str, float]:
+    """Return where the share of each class ends; a class without share and peers has the rest."""
+    shares = {name: device.share for name, device in classes.items() if not device.peers}
+    total = sum(share for share in shares.values() if share is not None)
+    without_share = [name for name, share in shares.items() if share is None]
+    problem = ""
+    if len(without_share) > 1:
+        problem = f"{' and '.join(without_share)} have neither a share nor peers; one class may"
+    elif without_share and total >= 1:
+        problem = f"the shares leave nothing to {without_share[0]}; lower them"
+    elif not without_share and unnamed and not isclose(total, 1, abs_tol=1e-6):
+        problem = (
+            f"the shares sum to {total:g}, not to 1; change them, or omit that of one class, which"
+            " then has the other peers"
+        )
+    if problem:
+        raise ConfigError(f"classes: {problem}.", key="classes")
+
+    bounds = {}
+    end = 0.0
+    for name, share in shares.items():
+        end += 1 - total if share is None else share
+        bounds[name] = end
+    if bounds:
+        bounds[name] = 1.0
+    return bounds
+
+
+def read_classes(config: Mapping[str, Any]) -> dict[str, DeviceClass]:
+    """Return the classes of a simulated run, from its config."""
+    return {name: DeviceClass(**table) for name, table in config.get("classes", {}).items()}
+
+
+def class_of_each(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of each peer's class, from the config of a simulated run."""
+    classes = read_classes(config)
+    return assign_classes(classes, roster_of(config)) if classes else {}
