@@ -61,7 +61,7 @@ def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
         "Pulled"
     ](strength=0.1)
     commands = "".join(extension_blocks("sh")).splitlines()
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         program, *words = shlex.split(command)
         assert program == "dispfl"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dispfl.core.sparsity import erk_densities as erk_densities
     from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
     from dispfl.core.sparsity import prune_rate as prune_rate
+    from dispfl.core.tensors import TensorSpec as TensorSpec
     from dispfl.core.train import Train as Train
     from dispfl.core.train import Trainer as Trainer
     from dispfl.data.datasets import load_dataset as load_dataset
@@ -135,6 +136,7 @@ _MODULES = {
     "Split": "data.split",
     "StopRun": "runs.callbacks",
     "SubFedAvg": "methods.subfedavg",
+    "TensorSpec": "core.tensors",
     "Topology": "topology",
     "Train": "core.train",
     "Trainer": "core.train",

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -49,8 +50,11 @@ TINY += ["train.epochs=1", "topology.degree=2"]
 @pytest.fixture(scope="module", autouse=True)
 def _one_ray_for_all() -> Iterator[None]:
     """Starting Ray takes seconds; the engine uses an existing connection and keeps it open."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        options = {"include_dashboard": False, "log_to_driver": False}
+        ray.init(num_cpus=2, logging_level=logging.ERROR, **options)
     yield
     ray.shutdown()
 
@@ -93,6 +97,9 @@ def a_context(experiment: Experiment) -> RunContext:
         ],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method.private=head", "wire.values=int8", "wire.coding=zstd"],
+        ["method=own_methods:PushSum", "method.private=head", "wire.coding=zstd"],
+        ["method=own_methods:Scaffold", "method.private=head", "wire.values=float16"],
+        ["method=own_methods:Prototypes", "wire.values=int8"],
         ["method=fedavg-ft", "method.private=head", "method.cohort=3", "wire.coding=zstd"],
         ["method=dpsgd-ft", "wire.values=float16"],
         [
@@ -121,6 +128,19 @@ def test_two_ray_workers_give_the_weights_scores_and_bytes_of_two_threads(
     assert here == there
     assert len(set(here)) > 1
     assert metrics_of(tmp_path / "here") == metrics_of(tmp_path / "there")
+
+
+@pytest.mark.parametrize("name", ["Undeclared", "Forgotten", "ForgottenUpload"])
+def test_a_method_whose_tensors_are_wrong_gets_the_same_sentence_from_both_engines(
+    name: str, tmp_path: Path
+) -> None:
+    sentences = []
+    for engine in ("inprocess", "ray"):
+        with pytest.raises(RunError) as problem:
+            run(tiny(f"method=own_methods:{name}", f"engine={engine}"), tmp_path / engine)
+        sentences.append(str(problem.value))
+    assert sentences[0] == sentences[1]
+    assert sentences[0].startswith(f"{name}.")
 
 
 def call_in_worker(engine: Any, slot: int, function: Callable[[Any], Any]) -> Any:

@@ -174,6 +174,23 @@ def test_real_peers_agree_on_push_sum_weights_votes_scores_and_graphs_from_files
     check_agreement(start(3), experiment)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method=own_methods:PushSum", "wire.values=float16", "topology=ring"],
+        ["method=own_methods:Prototypes", "wire.coding=zstd"],
+        ["method=own_methods:LargestWeights"],
+        ["method=own_methods:LargestUnderMask"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_real_peers_send_and_count_what_a_method_of_ones_own_publishes(
+    start: Callable[[int], PeerProcesses], settings: list[str]
+) -> None:
+    """Tensors beside the model, and a part of it: both as in the simulation."""
+    check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
+
+
 def check_agreement(processes: PeerProcesses, experiment: Experiment) -> None:
     """Check that the real peers get the models and count the bytes of the simulation."""
     simulation = processes.out.with_name("simulated")

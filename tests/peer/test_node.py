@@ -506,9 +506,9 @@ class MaliciousPeer:
             t = int(t) + 1  # type: ignore[arg-type]
         elif self.fault == "another nonce":
             nonce = "0" * 32
-        return Response(
-            {"status": "model", "round": t, "nonce": nonce, "current_round": 10**9}, bytes(frame)
-        )
+        header = {"status": "model", "round": t, "nonce": nonce, "current_round": 10**9}
+        values = "all" if self.fault == "no number of values" else 10**9
+        return Response({**header, "values": values}, bytes(frame))
 
 
 @pytest.mark.parametrize(
@@ -520,6 +520,7 @@ class MaliciousPeer:
         ("dense", "density"),
         ("another round", "wrong-response"),
         ("another nonce", "wrong-response"),
+        ("no number of values", "malformed"),
     ],
 )
 def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(

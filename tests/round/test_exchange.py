@@ -100,10 +100,12 @@ def test_models_that_are_really_encoded_give_the_same_run(
 def test_every_method_runs_with_narrow_values_and_smaller_messages(
     make_context: MakeContext, run_all: RunAll, name: str, values: str
 ) -> None:
+    method = METHODS[name](name=name)
+    if method.private == ("norm",):  # which the tiny network lacks
+        method = METHODS[name](name=name, private="head")
+
     def run(**wire: Any) -> list[FinishedRound]:
-        return run_all(
-            make_context(peers=4, method=METHODS[name](name=name), wire=Wire(**wire), rounds=2)
-        )
+        return run_all(make_context(peers=4, method=method, wire=Wire(**wire), rounds=2))
 
     exact, narrow = run(), run(values=values)
     assert weights(narrow) == weights(run(values=values))  # rounding is reproducible

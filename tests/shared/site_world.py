@@ -580,6 +580,7 @@ class HostileMember:
             "status": "model",
             "round": request.header["round"],
             "nonce": request.header["nonce"],
+            "values": 10**9,
         }
         return Response({**header, "current_round": self.claim()}, body)
 

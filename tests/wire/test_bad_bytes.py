@@ -19,6 +19,7 @@ from torch import nn
 from dispfl.channels.find_units import find_units
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Mask, PackedModel, WeightMask
+from dispfl.core.tensors import TensorSpec
 from dispfl.errors import MessageError
 from dispfl.wire.codec import ANSWER, HEADER, MAGIC, MODEL, REQUEST, VERSION, Codec, Wire
 from dispfl.wire.refusals import Refusal
@@ -38,23 +39,37 @@ UNITS = find_units(
 )
 SENT_UNITS = UNITS.mask(np.arange(UNITS.units) % 2 == 0)
 REQUESTED_UNITS = UNITS.mask(np.arange(UNITS.units) % 3 < 2)
+BESIDE = Layout.from_shapes({"first": (9, 5), "bias": (9,), "private": (3, 9)})
+"""Whose last layer is private, and whose models have tensors beside them."""
+SHARED = WeightMask.pack(torch.arange(LAYOUT.size) < 54)
+TENSORS = {"push_sum": TensorSpec(), "scores": TensorSpec((2, 3), "int16")}
+SENT_BESIDE = SENT.restrict(SHARED).with_tensors(
+    push_sum=0.5, scores=torch.arange(-3, 3, dtype=torch.int16).view(2, 3)
+)
 EXCHANGED: dict[str, tuple[Layout, PackedModel, Mask]] = {
     "weights": (LAYOUT, SENT, REQUESTED),
+    "tensors": (BESIDE, SENT_BESIDE, REQUESTED & SHARED),
     "channels": (
         UNITS,
         PackedModel(torch.linspace(-1, 1, SENT_UNITS.kept), SENT_UNITS),
         REQUESTED_UNITS,
     ),
 }
-"""With masks of single weights and of channels: the layout, a model that is sent, and a mask that
-is requested."""
-FORMATS = list(product(("float32", "float16", "bfloat16", "int8"), ("plain", "zstd"), EXCHANGED))
+"""With masks of single weights, with tensors beside them, and with masks of channels: the layout, a
+model that is sent, and a mask that is requested."""
+CODINGS = ("plain", "zstd")
+FORMATS = [
+    *product(("float32", "float16", "bfloat16", "int8"), CODINGS, ("weights", "channels")),
+    *product(("float32", "int8"), CODINGS, ("tensors",)),
+]
 
 
 def codec(values: str = "float32", coding: str = "plain", structure: str = "weights") -> Codec:
     layout = EXCHANGED[structure][0]
     dense = [name == "bias" for name in layout.names]
-    return Codec(layout, dense, Wire(values=values, coding=coding))  # type: ignore[arg-type]
+    wire = Wire(values=values, coding=coding)  # type: ignore[arg-type]
+    private = [name == "private" for name in layout.names]
+    return Codec(layout, dense, wire, private, TENSORS if structure == "tensors" else {})
 
 
 def exchanged(talk: Codec) -> tuple[PackedModel, Mask]:
@@ -172,6 +187,35 @@ def test_a_scale_that_is_not_finite_or_makes_a_weight_infinite_is_refused() -> N
         assert refusal(sealed(bad), talk) == Refusal.NOT_FINITE
 
 
+@pytest.mark.parametrize("coding", ["plain", "zstd"])
+def test_a_malformed_tensor_is_refused_by_name(coding: str) -> None:
+    """The last 16 bytes of a plain message are push_sum, a float32, and scores, six int16."""
+    talk = codec("float32", coding, "tensors")
+    good = frames(talk)[MODEL]
+    assert outcome(talk, MODEL, good).tensors["scores"].tolist() == [[-3, -2, -1], [0, 1, 2]]  # type: ignore[union-attr]
+    with pytest.raises(MessageError, match=r"^The tensor scores is malformed: ") as problem:
+        talk.decode_model(sealed(good[:-1]))
+    assert problem.value.refusal == Refusal.TENSOR
+    with pytest.raises(MessageError, match=r"^2 bytes follow the end") as problem:
+        talk.decode_model(sealed(good + b"12"))
+    assert problem.value.refusal == Refusal.LENGTH
+    if coding == "plain":
+        infinite = good[:-16] + np.array([np.inf], "<f4").tobytes() + good[-12:]
+        with pytest.raises(MessageError, match=r"^The tensor push_sum has a value that") as problem:
+            talk.decode_model(sealed(infinite))
+        assert problem.value.refusal == Refusal.TENSOR
+        assert refusal(sealed(good[:-16]), talk) == Refusal.TENSOR
+
+
+def test_a_message_without_tensors_and_one_with_them_do_not_fit() -> None:
+    with_tensors = frames(codec("float32", "plain", "tensors"))[MODEL]
+    private = [False, False, True]
+    without = Codec(BESIDE, [False, True, False], Wire(), private)
+    assert refusal(with_tensors, without) == Refusal.LENGTH
+    message = without.encode_model(SENT_BESIDE, rng=torch.Generator())
+    assert refusal(message, codec("float32", "plain", "tensors")) == Refusal.TENSOR
+
+
 def bomb(inside: bytes, claimed: int) -> bytes:
     """A request whose mask is a compressed block."""
     block = zstandard.ZstdCompressor().compress(inside)
@@ -279,6 +323,11 @@ def test_mutated_messages_are_either_refused_or_decoded(
             assert read.mask.size == talk.layout.size
             assert read.mask.kept == read.values.numel()
             assert torch.isfinite(read.values).all()
+            assert read.tensors.keys() == talk.tensors.keys()
+            for name, spec in talk.tensors.items():
+                assert spec.difference(read.tensors[name]) is None
+            if structure == "tensors":
+                assert not (read.mask & ~SHARED).kept
 
     for number in fuzz.seeds(1, share=1 / len(FORMATS)):
         hypothesis.seed(number)(try_it)()

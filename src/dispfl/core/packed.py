@@ -5,8 +5,8 @@ weights, as in the paper; `channels/channel_mask.py: ChannelMask` leaves out who
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -259,10 +259,15 @@ class WeightMask(Mask):
 
 @dataclass(frozen=True)
 class PackedModel:
-    """The kept weights of a model, in order, and the mask that says which they are."""
+    """The kept weights of a model, in order, and the mask that says which they are.
+
+    A model that is sent may have named tensors beside its weights.
+    """
 
     values: Tensor
     mask: Mask
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named tensors beside the weights, which the method declares (`Method.tensors`)."""
 
     @classmethod
     def pack(cls, weights: Tensor, mask: Tensor | Mask) -> "PackedModel":
@@ -290,7 +295,14 @@ class PackedModel:
 
     def restrict(self, mask: Mask) -> "PackedModel":
         """Return the part of the model that another mask keeps too."""
-        return PackedModel(*self.mask.restrict(self.values, mask))
+        return PackedModel(*self.mask.restrict(self.values, mask), self.tensors)
+
+    def with_tensors(self, **tensors: Tensor | float) -> "PackedModel":
+        """Return the model with these tensors, copied, beside it: a number becomes a tensor."""
+        copies = {}
+        for name, tensor in tensors.items():
+            copies[name] = torch.as_tensor(tensor).detach().to("cpu", copy=True).contiguous()
+        return replace(self, tensors={**self.tensors, **copies})
 
     def over(self, weights: Tensor) -> Tensor:
         """Return flat weights of the whole network, those of this model where it holds any."""
@@ -300,7 +312,8 @@ class PackedModel:
     def joined(self, other: "PackedModel") -> "PackedModel":
         """Return this model with the weights of another where that one holds any."""
         weights, mask = self.unpack()
-        return PackedModel.pack(other.over(weights), mask | other.mask.unpack())
+        joined = PackedModel.pack(other.over(weights), mask | other.mask.unpack())
+        return replace(joined, tensors=self.tensors)
 
     def flat(self) -> Tensor:
         """Return the flat weights of the network that computes this model: inverse of `under`."""

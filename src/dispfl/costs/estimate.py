@@ -17,7 +17,7 @@ import torch
 
 from dispfl.core.device_classes import DeviceClass
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedModel
+from dispfl.core.tensors import total_bytes
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.catalogue import DataSpec, describe
@@ -215,10 +215,11 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         groups.append(GroupCost(density, len(peers), sum(counts), flops, name))
 
     messages = []
+    tensor_bytes = total_bytes(inputs.context.tensors)
     for sender, receiver in links(inputs.context):
         peer = _peer_of_link(sender, receiver)
         sent_counts = inputs.method.sent_counts(layout, inputs.densities[peer])
-        size = BYTES_PER_VALUE * sum(sent_counts)
+        size = BYTES_PER_VALUE * sum(sent_counts) + tensor_bytes
         messages.append(MessageCost(sender, receiver, size, 0))
     ledger = Ledger.of(messages)
     return RoundCosts(
@@ -382,7 +383,7 @@ def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:
         state = context.method.start(
             context.first_weights, context.layout, density, seed=context.settings.seed, peer=peer
         )
-        without_values = PackedModel(state.model.values[:0].clone(), state.model.mask)
+        without_values = replace(state.model, values=state.model.values[:0].clone())
         states[peer] = replace(state, model=without_values)
     return states
 

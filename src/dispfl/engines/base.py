@@ -16,6 +16,7 @@ from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     DeliveredModel,
     accepted_models,
+    checked_part,
     deliver,
     exchange_costs,
     request_size,
@@ -107,7 +108,8 @@ def deliver_upload(
     state = result.next_state
     if state.upload is None:
         return result, None
-    delivery = deliver(context, codec, state.upload, None, task.peer, SERVER, task.t)
+    upload = checked_part(context, state.upload, "step")
+    delivery = deliver(context, codec, upload, None, task.peer, SERVER, task.t)
     message = MessageCost(task.peer, SERVER, delivery.paper, delivery.wire)
     state = replace(state, upload=delivery.model)
     return replace(result, state=state, messages=(*result.messages, message)), delivery

@@ -275,12 +275,19 @@ def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
         if packed is not None:
             tensors[f"{kept_as}/values"] = packed.values.clone()
             tensors[f"{kept_as}/mask"] = packed.mask.bits.clone()
+            tensors |= _cloned(f"{kept_as}/tensors", packed.tensors)
+    tensors |= _cloned("tensors", state.model.tensors)
     tensors |= _prefixed("buffers", state.buffers)
     tensors |= _prefixed("memory", state.memory)
     for model, moments in state.moments.items():
         tensors[f"moments/{model}/mask"] = moments.mask.bits.clone()
         tensors |= _prefixed(f"moments/{model}/values", moments.values)
     return _prefixed(peer, tensors)
+
+
+def _cloned(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    clones = {name: tensor.clone() for name, tensor in tensors.items()}
+    return _prefixed(prefix, clones)
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -438,7 +445,7 @@ def _model(
     mask = _mask(whose, tensors[f"{whose}/mask"], size, layout)
     if mask.kept != values.numel() or values.dtype != torch.float32:
         raise ValueError(f"peer {whose}'s mask and values do not fit")
-    return PackedModel(values, mask)
+    return PackedModel(values, mask, _without_prefix(f"{whose}/tensors/", tensors))
 
 
 def _optional_model(

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from dispfl.engines.checkpoint import Checkpoints
-from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, get, wait_any
-from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult
+from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, wait_any
+from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult, get
 from dispfl.methods.base import PeerState
 from dispfl.round.context import LazyStates, PeerTask, RunContext, StepResult
 

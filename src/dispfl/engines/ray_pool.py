@@ -24,12 +24,12 @@ WORKER_DIED = "^A worker died or was killed while executing a task by an unexpec
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", WORKER_DIED)
 
 import ray  # noqa: E402  it reads the environment when it is imported
-from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
+from ray.exceptions import RayActorError  # noqa: E402
 
 from dispfl.core.inputs import take_rows  # noqa: E402
 from dispfl.core.samples import PeerData, Samples  # noqa: E402
 from dispfl.data.batches import ResidentSamples  # noqa: E402
-from dispfl.engines.ray_worker import WORKER_LOST, Worker  # noqa: E402
+from dispfl.engines.ray_worker import WORKER_LOST, Worker, get  # noqa: E402
 from dispfl.errors import ConfigError, DispflError  # noqa: E402
 from dispfl.round.context import RunContext  # noqa: E402
 
@@ -273,14 +273,6 @@ class WorkerPool:
 
     def _data(self, peers: Iterable[str]) -> Mapping[str, PeerData]:
         return {peer: _compact(self.context.data.peers[peer]) for peer in peers}
-
-
-def get(pending: Any) -> Any:
-    """Return a call's result; an exception of the worker is raised as itself."""
-    try:
-        return ray.get(pending)
-    except RayTaskError as problem:
-        raise problem.cause from None
 
 
 def wait_any(pending: list[Any]) -> list[Any]:

@@ -14,7 +14,13 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 
 from dispfl.core.allocator import keep_heap
 from dispfl.core.packed import Mask
@@ -41,6 +47,14 @@ CONCURRENCY = {"step": CONCURRENT_STEPS, "respond": 1}
 """Calls of a worker that may run at the same time."""
 WORKER_LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
 """Ray's exceptions for a lost worker, or for its lost results."""
+
+
+def get(pending: Any) -> Any:
+    """Return a call's result; an exception of the worker is raised as itself."""
+    try:
+        return ray.get(pending)
+    except RayTaskError as problem:
+        raise problem.cause from None
 
 
 @dataclass(frozen=True)
@@ -213,7 +227,7 @@ class Worker:
             for worker, senders in by_worker.items()
         ]
         deliveries = {}
-        for senders, responses in zip(by_worker.values(), ray.get(pending), strict=True):
+        for senders, responses in zip(by_worker.values(), get(pending), strict=True):
             for sender, (message, paper) in zip(senders, responses, strict=True):
                 deliveries[sender] = DeliveredModel(
                     decode_model(self._codec, message, mask), paper, len(message)

@@ -22,6 +22,7 @@ from dispfl.core.optimizers import Moments
 from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.report import Passes
 from dispfl.core.rng import stream_seed
+from dispfl.core.tensors import TensorSpec
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
 from dispfl.settings import Component
@@ -187,6 +188,14 @@ class Method(Component):
                 counts[layer] = 0
         return tuple(counts)
 
+    def tensors(self, layout: Layout) -> Mapping[str, TensorSpec]:
+        """Return the tensors that are sent beside every model, by name; by default none.
+
+        What `publish` and `broadcast` return and a state's `upload` have all of them
+        (`PackedModel.with_tensors`), and so has what `step` and `aggregate` receive.
+        """
+        return {}
+
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
         """Return for each layer whether all peers keep it whole in every round.
 
@@ -320,6 +329,10 @@ class ServerMethod(Method):
         """Return this method with a cohort, by default as large as a peer's neighbourhood."""
         cohort = self.cohort or topology.connections(peers)
         return self.model_copy(update={"cohort": min(cohort, peers)})
+
+    def start_server(self, weights: Tensor, layout: Layout) -> PeerState:
+        """Return the server's state before round 0, from the first weights; by default dense."""
+        return initial_state(weights, torch.ones(layout.size, dtype=torch.bool))
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the server's model."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.tensors import total_bytes
 from dispfl.errors import MessageError
 from dispfl.peer.setup.spec_versions import SpecVersion
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
@@ -318,24 +319,37 @@ class ModelFetch:
                 )
             model = await ctx.compute(decode)
             check_norm(model, request.norm, sender)
+            values = self._published_values(response, model, kept_counts)
         except MessageError as problem:
             ctx.guard.count(sender, problem.refusal)
             ctx.peer_log.event(sender, "bad response", round=request.t, detail=str(problem))
             return None
 
-        values = model.values.numel() if kept_counts is None else sum(kept_counts)
         self._count_bytes(len(request.body), len(response.body), values)
         return model
+
+    def _published_values(
+        self, response: Response, model: PackedModel, kept_counts: Sequence[int] | None
+    ) -> int:
+        """Return how many values the sender's model has, of which we requested a part.
+
+        It says so itself, and is believed as far as what it sent and announced allows.
+        """
+        stated = response.header.get("values")
+        if not isinstance(stated, int) or isinstance(stated, bool):
+            raise MessageError(
+                Refusal.MALFORMED, f"{self.sender}'s response lacks the number of its values."
+            )
+        most = self._ctx.codec.layout.size if kept_counts is None else sum(kept_counts)
+        return min(max(stated, model.values.numel()), most)
 
     def _count_bytes(self, request_size: int, response_size: int, values: int) -> None:
         """Count the request and its response, a model of so many values."""
         self._peer.sent_bytes += request_size
         self._peer.received_bytes += response_size
-        self.messages = tuple(
-            exchange_costs(
-                self._ctx.name, self.sender, request_size, BYTES_PER_VALUE * values, response_size
-            )
-        )
+        paper = BYTES_PER_VALUE * values + total_bytes(self._ctx.codec.tensors)
+        costs = exchange_costs(self._ctx.name, self.sender, request_size, paper, response_size)
+        self.messages = tuple(costs)
 
     async def _log_refusal(self, refused: Refused) -> None:
         """Log a refusal; after a spec mismatch, a sync reports which setting differs."""

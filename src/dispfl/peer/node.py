@@ -22,7 +22,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dispfl.core.averaging import masked_mean
-from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
@@ -219,7 +219,7 @@ class Node:
             return state
         # Weights that are all zero were never trained, and must not be averaged in.
         ctx.joining = True
-        return replace(state, model=masked(ctx.run.first_weights, state.next_mask))
+        return with_weights(state, ctx.run.first_weights)
 
     def _use_version_of(self, t: int) -> None:
         """Take the settings of the spec's version that is in force in round t."""
@@ -372,12 +372,13 @@ def joining_state(
     if weights is None:
         models = (PackedModel.pack(*received[name].unpack()) for name in sorted(received))
         weights = masked_mean(models, first_weights)
-    return replace(state, model=masked(weights, state.next_mask))
+    return with_weights(state, weights)
 
 
-def masked(weights: Tensor, mask: Mask) -> PackedModel:
-    """Return the part of the flat weights that a mask keeps."""
-    return PackedModel.pack(weights, mask)
+def with_weights(state: PeerState, weights: Tensor) -> PeerState:
+    """Return a state with other weights, of which it keeps those under its next mask."""
+    model = PackedModel.pack(weights, state.next_mask)
+    return replace(state, model=replace(model, tensors=state.model.tensors))
 
 
 def _distance_texts(distances: Mapping[str, float | None]) -> list[str]:

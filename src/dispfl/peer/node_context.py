@@ -28,6 +28,7 @@ from dispfl.round.exchange import (
 from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
+from dispfl.wire.tensors import max_tensor_bytes
 
 T = TypeVar("T")
 MAX_INSTANCE_CHARS = 64
@@ -262,7 +263,9 @@ class NodeContext:
         self.peer_log = PeerLog(self.log)
         self.participants = Participants(self.name, self.versions, self.membership, self.peer_log)
         self.status.refused = self.guard.refused
-        self.guard.max_bytes += MODELS_PER_BUDGET * BYTES_PER_VALUE * self.codec.layout.size
+        value_bytes = BYTES_PER_VALUE * self.codec.layout.size
+        tensor_bytes = max_tensor_bytes(self.codec.tensors)
+        self.guard.max_bytes += MODELS_PER_BUDGET * (value_bytes + tensor_bytes)
         self.members_with_newer_spec: set[str] = set()
         """Members to sync with first: they follow a version of the spec that we lack."""
         self.contact = asyncio.Event()

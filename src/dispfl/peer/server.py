@@ -97,6 +97,7 @@ class Server:
             peer.sent_bytes += len(frame)
 
         header = {"status": "model", "round": t, "nonce": nonce, **ctx.about_us()}
+        header["values"] = model.values.numel()
         return Response(header, frame, on_sent)
 
     def _has_same_spec(self, sender: str, request: Request, t: int) -> bool:

@@ -19,6 +19,7 @@ from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.wire.codec import HEADER
+from dispfl.wire.tensors import max_tensor_bytes
 
 CLOCK_INTERVAL = 30.0
 """Seconds between two comparisons of the members' clocks."""
@@ -51,7 +52,9 @@ class SiteNetwork:
         value_bytes = 4 * (layout.size + len(layout.sizes))
         largest_request = HEADER.size + mask_bytes + BODY_MARGIN
         max_request = {"sync": sync.MAX_BODY_BYTES, "model": largest_request}
-        max_response = {"sync": sync.MAX_BODY_BYTES, "model": largest_request + value_bytes}
+        tensor_bytes = max_tensor_bytes(setup.run.tensors)
+        largest_response = largest_request + value_bytes + tensor_bytes
+        max_response = {"sync": sync.MAX_BODY_BYTES, "model": largest_response}
         self.transport = HttpsTransport(
             site.name,
             site.info.listen_address,

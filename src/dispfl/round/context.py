@@ -20,6 +20,7 @@ from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
+from dispfl.core.tensors import TensorSpec
 from dispfl.core.train import Train, TrainingRun
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
@@ -199,6 +200,19 @@ class RunContext:
         return ~self.private_mask
 
     @cached_property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """The tensors that the method sends beside each model."""
+        tensors = self.method.tensors(self.layout)
+        for name, spec in tensors.items():
+            if not isinstance(spec, TensorSpec):  # a user's method, without type checks
+                raise ConfigError(
+                    f"{type(self.method).__name__}.tensors declares {name} as {spec!r}; give a"
+                    " dispfl.TensorSpec(shape, dtype).",
+                    key="method",
+                )
+        return tensors
+
+    @cached_property
     def announced(self) -> dict[str, tuple[int, ...]]:
         """The number of weights of each layer that each peer's messages hold, by its density."""
         densities = self.densities
@@ -244,7 +258,7 @@ class RunContext:
         layout = self.layout
         always_dense = self.method.always_dense(layout, densities)
         private = self.method.private_parameters(layout)
-        return Codec(layout, always_dense, self.settings.wire, private)
+        return Codec(layout, always_dense, self.settings.wire, private, self.tensors)
 
     def check(self) -> None:
         """Refuse data, a network or densities that do not fit each other.
@@ -297,6 +311,8 @@ class RunContext:
 
     def _check_privacy(self) -> None:
         require("privacy", "The table privacy")
+        if self.tensors:
+            check_private_tensors(self.method)
         check_private_network(self.module())
         check_private_settings(self.settings)
         for peer in self.data.peers:
@@ -455,6 +471,20 @@ def check_private_settings(settings: RunSettings) -> None:
             " the secret noise.",
             key="train.noise_std",
         )
+
+
+def check_private_tensors(method: Method) -> None:
+    """Refuse tensors beside the model of which their method does not say how they are computed."""
+    for method_class in type(method).__mro__:
+        if "can_be_private" in vars(method_class):
+            return
+        if "tensors" in vars(method_class):
+            raise ConfigError(
+                f"privacy is enabled, but {method.name} sends tensors beside its models, and does"
+                " not say how they are computed: if they use training data in no other way than"
+                " `learn` and `gradient` do, set can_be_private = True in the class.",
+                key="method",
+            )
 
 
 def check_private_method(method: Method) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.errors import ConfigError, MessageError, user_errors
+from dispfl.core.tensors import TensorSpec, total_bytes
+from dispfl.errors import ConfigError, MessageError, RunError, user_errors
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.robust.attacks import Target
 from dispfl.robust.averages import Robust, requested_uploads
@@ -225,7 +226,7 @@ def check_request(
 def published_model(context: RunContext, state: PeerState) -> PackedModel:
     """Return the model that a peer's neighbours may request."""
     assert isinstance(context.method, GossipMethod)
-    return shared_part(context, context.method.publish(state))
+    return checked_part(context, context.method.publish(state), "publish")
 
 
 def sent_model(
@@ -235,7 +236,40 @@ def sent_model(
     if task.server is None:
         return published_model(context, states[sender])
     assert isinstance(context.method, ServerMethod)
-    return shared_part(context, context.method.broadcast(task.server, states[task.peer]))
+    model = context.method.broadcast(task.server, states[task.peer])
+    return checked_part(context, model, "broadcast")
+
+
+def checked_part(context: RunContext, model: PackedModel, function: str) -> PackedModel:
+    """Return the part of a model that is sent.
+
+    Refuse one without the tensors that the method declares, or with others; `function` of the
+    method returned it.
+    """
+    specs = context.tensors
+    if model.tensors or specs:
+        _check_tensors(type(context.method).__name__, function, model.tensors, specs)
+    return shared_part(context, model)
+
+
+def _check_tensors(
+    method: str, function: str, tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
+) -> None:
+    returned = f"{method}.{function} returns a model"
+    for name in sorted(specs.keys() - tensors.keys()):
+        raise RunError(
+            f"{returned} without the tensor {name}, which {method}.tensors declares: add it,"
+            f" model.with_tensors({name}=...)."
+        )
+    for name in sorted(tensors.keys() - specs.keys()):
+        raise RunError(
+            f"{returned} with the tensor {name}, which {method}.tensors does not declare: declare"
+            " its shape and type there, or do not send it."
+        )
+    for name, spec in specs.items():
+        difference = spec.difference(tensors[name])
+        if difference:
+            raise RunError(f"{returned} whose tensor {name} {difference}.")
 
 
 def shared_part(context: RunContext, model: PackedModel) -> PackedModel:
@@ -258,7 +292,7 @@ def with_private_kept(context: RunContext, before: PeerState, after: PeerState) 
         return after
     if after.upload is None:
         return replace(after, private=before.private)
-    private = after.upload.restrict(context.private_mask)
+    private = replace(after.upload.restrict(context.private_mask), tensors={})
     return replace(after, upload=shared_part(context, after.upload), private=private)
 
 
@@ -302,7 +336,7 @@ def deliver(
     Lossless values arrive as they are, so the model itself is returned; and the length of a plain
     message is known without encoding it. Tests compare both with the encoded messages.
     """
-    paper_bytes = BYTES_PER_VALUE * model.values.numel()
+    paper_bytes = BYTES_PER_VALUE * model.values.numel() + total_bytes(codec.tensors)
     is_lossless = codec.wire.values == "float32"
     if is_lossless and codec.wire.coding == "plain":
         size = codec.model_size(model) if mask is None else codec.answer_size(model, mask)
@@ -426,6 +460,7 @@ def _accepted_under_attack(
     for sender, model in context.attack.attacked(received, target).items():
         if sender in context.byzantine:
             model = model.restrict(request) if context.pulls else shared_part(context, model)
+            model = replace(model, tensors=received[sender].tensors)  # attacks forge weights
             try:
                 check_answer(model.mask, announced[sender], sender, layout)
                 check_norm(model, model_norm(own_model), sender)

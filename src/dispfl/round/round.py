@@ -23,7 +23,6 @@ from dispfl.methods.base import (
     PeerState,
     ServerMethod,
     evaluated_state,
-    initial_state,
 )
 from dispfl.robust.attacks import BACKDOORS, Triggered, backdoor_success
 from dispfl.robust.averages import Robust, requested_uploads
@@ -78,8 +77,7 @@ def initial_states(
             states[peer] = replace(state, buffers=own_buffers, private=private)
 
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        dense = torch.ones(layout.size, dtype=torch.bool)
-        server = initial_state(context.first_weights, dense)
+        server = context.method.start_server(context.first_weights, layout)
         model = shared_part(context, server.model)
         states[SERVER] = replace(server, model=model, next_mask=model.mask)
     return states
@@ -306,9 +304,11 @@ def _step(
             after = _fine_tuned(trainer, state, task.fine_tuning)
         elif not task.idle:
             after = _method_step(context, trainer, state, received)
+            _check_tensors(context, trainer, after)
         if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
+        after = state
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
 
@@ -337,6 +337,18 @@ def _method_step(
             f" PeerState, got {type(after).__name__}."
         )
     return after
+
+
+def _check_tensors(context: RunContext, trainer: Trainer, after: PeerState) -> None:
+    """Abandon the step if a tensor that the peer would send next is not finite."""
+    if not context.tensors:
+        return
+    model = after.upload
+    if isinstance(context.method, GossipMethod):
+        model = context.method.publish(after)
+    if model is not None:
+        for name, tensor in model.tensors.items():
+            trainer.check_finite(tensor, f"tensor {name}")
 
 
 PRIVATE_STEPS = "privacy.steps"

@@ -198,6 +198,10 @@ def bits(state: PeerState) -> dict[str, bytes]:
         if model is not None:
             tensors[f"{kept_as}/values"] = model.values
             tensors[f"{kept_as}/mask"] = model.mask.bits
+            for name, beside in model.tensors.items():
+                tensors[f"{kept_as}/tensors/{name}"] = beside
+    for name, beside in state.model.tensors.items():
+        tensors[f"tensors/{name}"] = beside
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 

@@ -104,6 +104,15 @@ def settings(method: Method) -> None:
     )
 
 
+def tensors(method: Method) -> None:
+    """What is sent in any round has the tensors that the method declares, and no others."""
+    context = tiny_context(method)
+    models_from(context, initial_states(context), "000", "001", "002")
+    if context.tensors:
+        for finished_round in run_all_rounds(context):
+            models_from(context, finished_round.states, "000", "001", "002")
+
+
 def budget(method: Method) -> None:
     """No peer keeps more weights of a layer than before, and kept values fit their masks."""
     context = tiny_context(method, rounds=4)
@@ -190,11 +199,16 @@ def inputs(method: Method) -> None:
 
 
 def _copy(model: PackedModel) -> PackedModel:
-    return PackedModel.pack(*model.unpack())
+    return PackedModel.pack(*model.unpack()).with_tensors(**model.tensors)
 
 
 def _same_model(model: PackedModel, expected: PackedModel) -> bool:
-    """Whether two models keep the same weights with the same values."""
+    """Whether two models keep the same weights with the same values, and have the same tensors."""
+    if model.tensors.keys() != expected.tensors.keys():
+        return False
+    for name, tensor in model.tensors.items():
+        if not tensor.equal(expected.tensors[name]):
+            return False
     same_values = model.values.equal(expected.values)
     return same_values and model.mask.unpack().equal(expected.mask.unpack())
 
@@ -361,7 +375,7 @@ def _check_offline_model_is_unused(method: Method) -> None:
     absent = min(set(context.roster) - online)
     states = initial_states(context)
     model = states[absent].model
-    changed_model = PackedModel(model.values + 1, model.mask)
+    changed_model = replace(model, values=model.values + 1)
     changed_states = {**states, absent: replace(states[absent], model=changed_model)}
     with closing(PresetEngine(context, 1)) as engine:
         expected = run_from(context, states, 0, engine).states
@@ -514,6 +528,7 @@ def confidence(outputs: Tensor, labels: Tensor) -> float:
 
 RULES: tuple[Rule, ...] = (
     settings,
+    tensors,
     named_randomness,
     budget,
     alone,

@@ -8,25 +8,28 @@ There are two ways to exchange models:
     pull    a request: the receiver's next mask; an answer: the sender's mask at the requested
             positions, and the values there. Dis-PFL uses nothing else, so the average is the same
             to the bit.
+
+Either way, the tensors that a method sends beside a model follow its values.
 """
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import or_
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dispfl.core.chunks import select, spread
 from dispfl.core.layout import Layout
 from dispfl.core.packed import Flags, Mask, PackedModel
+from dispfl.core.tensors import TensorSpec, total_bytes
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, refuse
+from dispfl.wire.tensors import restore_tensors, store_tensors
 from dispfl.wire.values import (
     CODES,
     ITEMSIZE,
@@ -73,14 +76,21 @@ class Wire(Settings):
 class Codec:
     """Encodes and decodes models of one layout.
 
-    `dense` says which layers all peers keep whole, `private` which ones are never sent.
+    `dense` says which layers all peers keep whole, `private` which ones are never sent. `tensors`
+    are those that the method sends beside each model.
     """
 
     def __init__(
-        self, layout: Layout, dense: Sequence[bool], wire: Wire, private: Sequence[bool] = ()
+        self,
+        layout: Layout,
+        dense: Sequence[bool],
+        wire: Wire,
+        private: Sequence[bool] = (),
+        tensors: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         self.layout = layout
         self.wire = wire
+        self.tensors = tensors or {}
         private = private or [False] * len(layout.names)
         self._sent_layers = [layer for layer, hidden in enumerate(private) if not hidden]
         self._private = list(compress(layout.slices, private))
@@ -96,7 +106,7 @@ class Codec:
 
     def encode_model(self, model: PackedModel, *, rng: torch.Generator) -> bytes:
         """Encode a whole model; `rng` is for stochastic rounding."""
-        return self._encode(MODEL, self._flags(model.mask), model.values, model.mask, rng)
+        return self._encode(MODEL, self._flags(model.mask), model, rng)
 
     def decode_model(self, frame: bytes) -> PackedModel:
         """Decode a whole model."""
@@ -127,7 +137,7 @@ class Codec:
         """Encode the part of a model that was requested."""
         flags = select(self._flags(model.mask), self._flags(request))
         answered = model.restrict(request)
-        return self._encode(ANSWER, flags, answered.values, answered.mask, rng)
+        return self._encode(ANSWER, flags, answered, rng)
 
     def decode_answer(self, frame: bytes, request: Mask) -> PackedModel:
         """Decode the answer to this request."""
@@ -158,20 +168,22 @@ class Codec:
 
     def _size(self, bits: int, count: int) -> int:
         scales = scales_size(self.wire.values, len(self._sent_layers))
-        return HEADER.size + _bytes_for(bits) + scales + count * ITEMSIZE[self.wire.values]
+        values = count * ITEMSIZE[self.wire.values]
+        return HEADER.size + _bytes_for(bits) + scales + values + total_bytes(self.tensors)
 
     # shared by push and pull
 
-    def _encode(
-        self, kind: int, flags: Flags, values: Tensor, mask: Mask, rng: torch.Generator
-    ) -> bytes:
+    def _encode(self, kind: int, flags: Flags, model: PackedModel, rng: torch.Generator) -> bytes:
+        value_type = self.wire.values
         per_layer = []
-        if self.wire.values == "int8":
-            per_layer = self._kept_per_layer(mask)
-        scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
+        if value_type == "int8":
+            per_layer = self._kept_per_layer(model.mask)
+        scales, raw = to_bytes(model.values, value_type, per_layer, rng=rng)
         bits = store(np.packbits(flags, bitorder="little"), self._compress)
-        parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
-        return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
+        parts = [scales, *store_planes(raw, ITEMSIZE[value_type], self._compress)]
+        parts += store_tensors(model.tensors, self.tensors, self._compress)
+        count = len(model.values)
+        return _frame(kind, CODES[value_type], self.wire.coding, count, bits, parts)
 
     def _decode(self, kind: int, frame: bytes, bits: int) -> tuple[Flags, Bytes, int]:
         """Return a message's mask, the bytes after it, and the number of weights it announces."""
@@ -229,9 +241,11 @@ class Codec:
         scales = scales_size(self.wire.values, len(per_layer))
         if len(payload) < scales:
             refuse(Refusal.LENGTH, f"The message ends {scales - len(payload)} bytes too early.")
-        raw = restore_planes(payload[scales:], count, ITEMSIZE[self.wire.values], self._compress)
+        itemsize = ITEMSIZE[self.wire.values]
+        raw, stored = restore_planes(payload[scales:], count, itemsize, self._compress)
+        tensors = restore_tensors(stored, self.tensors, self._compress)
         values = from_bytes(payload[:scales], raw, self.wire.values, per_layer)
-        return PackedModel(values, mask)
+        return PackedModel(values, mask, tensors)
 
     def _kept_per_layer(self, mask: Mask) -> list[int]:
         """Return the number of kept weights of each layer that is sent."""

@@ -36,6 +36,8 @@ class Refusal(StrEnum):
     """A compressed block does not decompress to the expected size."""
     NOT_FINITE = "not-finite"
     """A value or a scale is NaN or infinite."""
+    TENSOR = "tensor"
+    """A tensor beside the model is not as the method declares it, or not finite."""
 
     # Connections and HTTP requests (`dispfl.peer.transport`)
     HANDSHAKE = "handshake"

@@ -40,12 +40,12 @@ def to_bytes(
     """Return the scales and the values, little-endian, clamped to the range of the type."""
     if value_type == "int8":
         scales, quantized = _quantize(values, per_layer, rng)
-        return _raw(scales), _raw(quantized)
+        return little_endian(scales), little_endian(quantized)
     if value_type == "float32":
-        return NO_SCALES, _raw(values.numpy())
+        return NO_SCALES, little_endian(values.numpy())
     largest = torch.finfo(FLOATS[value_type]).max
     narrow = values.clamp(-largest, largest).to(FLOATS[value_type])
-    return NO_SCALES, _raw(narrow.view(torch.int16).numpy())
+    return NO_SCALES, little_endian(narrow.view(torch.int16).numpy())
 
 
 def from_bytes(scales: Bytes, raw: Bytes, value_type: str, per_layer: Sequence[int]) -> Tensor:
@@ -89,9 +89,9 @@ def _quantize(
     return scales, np.clip(q, -LARGEST_INT8, LARGEST_INT8).astype(np.int8)
 
 
-def _raw(array: NDArray[Any]) -> Bytes:
-    little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little_endian.view(np.uint8)
+def little_endian(array: NDArray[Any]) -> Bytes:
+    """Return the bytes of an array; no copy where they are as needed already."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8)
 
 
 # compressed blocks
@@ -163,10 +163,13 @@ def store_planes(raw: Bytes, itemsize: int, compress: bool) -> list[Bytes]:
     return parts
 
 
-def restore_planes(stored: Bytes, count: int, itemsize: int, compressed: bool) -> Bytes:
-    """Return the original bytes of values."""
+def restore_planes(
+    stored: Bytes, count: int, itemsize: int, compressed: bool
+) -> tuple[Bytes, Bytes]:
+    """Return the original bytes of values, and what is stored after them."""
     if not compressed:
-        return restore(stored, count * itemsize, compressed)
+        length = count * itemsize
+        return restore(stored[:length], length, compressed), stored[length:]
     planes = np.empty((itemsize, count), np.uint8)
     for plane in planes:
         if len(stored) < LENGTH.size:
@@ -180,6 +183,4 @@ def restore_planes(stored: Bytes, count: int, itemsize: int, compressed: bool) -
             )
         plane[:] = restore(stored[:length], count, compressed)
         stored = stored[length:]
-    if len(stored):
-        refuse(Refusal.LENGTH, f"{len(stored)} bytes follow the end of the message.")
-    return np.ascontiguousarray(planes.T).reshape(-1)
+    return np.ascontiguousarray(planes.T).reshape(-1), stored

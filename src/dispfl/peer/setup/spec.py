@@ -102,6 +102,8 @@ def federation_spec(
         "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
         "first_weights": _digest(weight_bytes),
     }
+    if context.tensors:
+        spec["tensors"] = _compact({name: str(context.tensors[name]) for name in context.tensors})
     if schema is not None:
         spec |= schema.spec()
     return spec

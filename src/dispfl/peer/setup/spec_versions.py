@@ -101,6 +101,7 @@ def site_versions(site: Site, setup: LocalSetup) -> SpecVersions:
             config = changed_config(version.run.settings, change.settings, site.folder)
             run = replace(version.run, settings=config, known_layout=setup.layout)
             check_byzantine(run.method, config.topology, len(run.roster))
+            _check_tensors(run, setup.run)
         except DispflError as problem:
             raise RunError(
                 f"Version {change.version} of the federation's spec cannot be applied at"
@@ -109,6 +110,16 @@ def site_versions(site: Site, setup: LocalSetup) -> SpecVersions:
         return SpecVersion(change.version, run, replace(setup, run=run).spec)
 
     return SpecVersions(SpecVersion(FIRST_VERSION, setup.run, setup.spec), site.spec_changes, apply)
+
+
+def _check_tensors(run: RunContext, first_run: RunContext) -> None:
+    """Refuse a change of what peers send beside their models: messages have one format."""
+    if run.tensors != first_run.tensors:
+        raise ConfigError(
+            f"it would change the tensors that {run.method.name} sends beside a model, which stay"
+            " the same in a federation.",
+            key="method",
+        )
 
 
 def changed_config(config: SiteConfig, settings: Mapping[str, Any], folder: Path) -> SiteConfig:
