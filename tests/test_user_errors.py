@@ -147,7 +147,10 @@ HERE = r" \(test_user_errors\.py, line \d+\) raised BrokenError: no such thing\.
         ({"model": lambda: FailsWhenTrained(4, 3)}, "Peer 000, round 0: FailsWhenTrained.forward"),
         ({"method": FailsInItsStep()}, "Peer 002, round 1: FailsInItsStep.step"),
         ({"method": FailsToAggregate()}, "Round 0: FailsToAggregate.aggregate"),
-        ({"topology": FailsToConnect()}, "Round 1: FailsToConnect.neighbours"),
+        (
+            {"topology": FailsToConnect()},
+            "topology FailsToConnect, round 1: FailsToConnect.neighbours",
+        ),
         ({"callback": callback_that_fails}, "Round 1, callbacks: callback_that_fails"),
         ({"model": lambda: fail()}, "Building the network: <lambda>"),
     ],

@@ -119,7 +119,11 @@ def _called_function(problem: Exception) -> str | None:
         if code.co_filename.startswith(_PACKAGE):
             called_by_us = True
             continue
-        passes_on = code.co_name in _TORCH_CALLS or _is_python_itself(code.co_filename)
+        passes_on = (
+            code.co_name in _TORCH_CALLS
+            or _is_python_itself(code.co_filename)
+            or frame.f_globals.get("__name__", "").startswith("typer.")
+        )
         if called_by_us and not passes_on:
             place = f"{Path(code.co_filename).name}, line {line}"
             user_function = f"{name.rpartition('<locals>.')[2]} ({place})"

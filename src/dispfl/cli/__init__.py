@@ -26,7 +26,7 @@ from dispfl.cli import (
     up,
 )
 from dispfl.cli.completion import COMPLETE_VARIABLE, complete_in_bash
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, user_errors
 from dispfl.extras import require_posix
 from dispfl.terminal import printable
 
@@ -82,14 +82,18 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the `dispfl` command. Errors are printed as one sentence on stderr, with exit code 1."""
+    """Run the `dispfl` command.
+
+    Errors, also of a user's own function, are printed as one sentence on stderr, with exit code 1.
+    """
     signal.signal(signal.SIGTERM, _stop)
     try:
         require_posix()
         if os.environ.get(COMPLETE_VARIABLE) == "complete_bash":
             complete_in_bash(app)
         else:
-            app()
+            with user_errors("In code of your own"):
+                app()
     except DispflError as problem:
         print(f"dispfl: {printable(str(problem))}", file=sys.stderr)
         sys.exit(1)

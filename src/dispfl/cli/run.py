@@ -248,7 +248,9 @@ def run_to_end(
     warn_about_noise([experiment])
     try:
         if describe:
-            for line in describe_run(prepared):
+            with prepared.directory.closed_on_failure():  # code of a user's own
+                lines = describe_run(prepared)
+            for line in lines:
                 print_text(console, line, "dim")
         with (
             show_progress(experiment.method.name, experiment.rounds, console) as observer,

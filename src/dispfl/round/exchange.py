@@ -155,6 +155,19 @@ def gossip_senders(
     neighbourhood = Neighbourhood(roster, graph[peer], reachable)
     rng = stream(context.settings.seed, "choose", peer, t)
     senders = context.method.choose(state, neighbourhood, rng=rng)
+    if isinstance(senders, str) or not isinstance(senders, Sequence):  # of a user's method
+        raise ConfigError(
+            f"method {context.method.name} must choose a list of peers, got {senders!r} for peer"
+            f" {peer} in round {t}.",
+            key="method",
+        )
+    unknown = [sender for sender in senders if sender not in roster]
+    if unknown:
+        raise ConfigError(
+            f"method {context.method.name} chooses {unknown[0]!r} for peer {peer} in round {t},"
+            " which is not a peer.",
+            key="method",
+        )
     if len(set(senders)) < len(senders) or peer in senders:
         raise ConfigError(
             f"method {context.method.name} chooses a sender of peer {peer} twice, or the peer"
@@ -246,6 +259,11 @@ def checked_part(context: RunContext, model: PackedModel, function: str) -> Pack
     Refuse one without the tensors that the method declares, or with others; `function` of the
     method returned it.
     """
+    if not isinstance(model, PackedModel):  # of a user's method
+        name = f"{type(context.method).__name__}.{function}"
+        raise ConfigError(
+            f"{name} must return a PackedModel, got {type(model).__name__}.", key="method"
+        )
     specs = context.tensors
     if model.tensors or specs:
         _check_tensors(type(context.method).__name__, function, model.tensors, specs)
