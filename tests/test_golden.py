@@ -153,6 +153,13 @@ LAST_LINES = {
         flops=EPOCHS,
         values=2 * DENSE,
     ),
+    "scaffold": LastLine(
+        "method.cohort=2",
+        [0.76, 0.12, 0.12, 0.26],
+        [None, None, 2.8235, 1.3142],
+        flops=EPOCHS,
+        values=2 * 2 * DENSE,  # models and control variates
+    ),
     "fedper": LastLine(
         "method.cohort=3",
         [0.78, 0.38, 0.74, 0.64],

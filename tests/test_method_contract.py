@@ -44,6 +44,7 @@ LIVELY: dict[str, dict[str, Any]] = {
     "dpsgd": {"density": 0.6},
     "dpsgd-ft": {"tune_every": 2},
     "fedprox": {"cohort": 2},
+    "scaffold": {"cohort": 2},
     "fedper": {"cohort": 2},
     "fedrep": {"cohort": 2},
     "fedbn": {"cohort": 2, "private": "head"},  # the tiny network has no norm

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from dispfl.methods.finetuned import DPSGDFT as DPSGDFT
     from dispfl.methods.finetuned import FedAvgFT as FedAvgFT
     from dispfl.methods.local import Local as Local
+    from dispfl.methods.scaffold import SCAFFOLD as SCAFFOLD
     from dispfl.methods.subfedavg import SubFedAvg as SubFedAvg
     from dispfl.models.networks import MLP as MLP
     from dispfl.models.networks import VGG11 as VGG11
@@ -135,6 +136,7 @@ _MODULES = {
     "SmallCNN": "models.networks",
     "Split": "data.split",
     "StopRun": "runs.callbacks",
+    "SCAFFOLD": "methods.scaffold",
     "SubFedAvg": "methods.subfedavg",
     "TensorSpec": "core.tensors",
     "Topology": "topology",

@@ -153,6 +153,7 @@ METHODS: "Registry[Method]" = Registry(
         "dfedavgm": "dispfl.methods.dfedavgm:DFedAvgM",
         "dfedsam": "dispfl.methods.dfedsam:DFedSAM",
         "fedprox": "dispfl.methods.fedprox:FedProx",
+        "scaffold": "dispfl.methods.scaffold:SCAFFOLD",
         "fedper": "dispfl.methods.fedrep:FedPer",
         "fedrep": "dispfl.methods.fedrep:FedRep",
         "fedbn": "dispfl.methods.fedbn:FedBN",

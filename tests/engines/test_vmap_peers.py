@@ -35,6 +35,7 @@ from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.fedrep import FedRep
 from dispfl.methods.finetuned import FedAvgFT
+from dispfl.methods.scaffold import SCAFFOLD
 from dispfl.round.context import PeerTask, RunContext
 
 MakeContext = Callable[..., RunContext]
@@ -86,6 +87,7 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
         (Ditto(cohort=4), 2),
         (FedFOMO(), 2),
         (APFL(cohort=4), 2),
+        (SCAFFOLD(cohort=4), 2),
         (FedRep(cohort=4), 2),
         (FedALA(cohort=4), 3),
         (Uneven(), 2),

@@ -33,7 +33,7 @@ SECTIONS = (
         "Method GossipMethod ServerMethod PeerState Neighbourhood Density spread_densities "
         "check_method",
         "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT "
-        "FedProx FedPer FedRep FedBN APFL FedALA "
+        "FedProx SCAFFOLD FedPer FedRep FedBN APFL FedALA "
         "DFedAvgM DFedSAM",
         "A method of your own derives from `GossipMethod` or `ServerMethod`: see [Extend "
         "it](../extend.md).",

@@ -350,7 +350,10 @@ class ServerMethod(Method):
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
     ) -> PeerState:
-        """Return the server's next state, from the cohort's uploads and numbers of samples."""
+        """Return the server's next state, from the cohort's uploads.
+
+        `samples` has the number of training samples of every peer of the federation.
+        """
 
 
 @dataclass(frozen=True)

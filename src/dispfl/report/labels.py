@@ -16,6 +16,7 @@ METHOD_LABELS = {
     "dpsgd": "D-PSGD",
     "dpsgd-ft": "D-PSGD-FT",
     "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
     "fedper": "FedPer",
     "fedrep": "FedRep",
     "fedbn": "FedBN",

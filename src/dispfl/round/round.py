@@ -188,7 +188,7 @@ def server_round(
             uploads[peer] = upload
     accepted = accepted_uploads(context, t, server, uploads)
     if accepted:
-        samples = {peer: len(context.data.peers[peer].train) for peer in accepted}
+        samples = {peer: len(data.train) for peer, data in context.data.peers.items()}
         server = method.aggregate(server, accepted, samples)
     if isinstance(method, Robust):
         for peer in cohort:
