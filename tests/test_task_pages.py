@@ -69,3 +69,11 @@ def test_the_page_about_segmentation(tmp_path: Path, dispfl: Dispfl) -> None:  #
     config = (tmp_path / "runs/shapes/config.toml").read_text()
     assert 'task = "segmentation"' in config
     assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["failures"] == 0
+
+
+def test_the_page_about_texts(tmp_path: Path, dispfl: Dispfl) -> None:  # noqa: F811
+    [rows] = re.findall(r"```csv\n(.*?)```", (DOCS / "text.md").read_text(), re.S)
+    (tmp_path / "new-reviews.csv").write_text(rows)
+    outputs = run_page("text.md", tmp_path, dispfl)
+    assert scores_of("runs/reviews")["accuracy"] > 0.9
+    assert [line.split()[1] for line in outputs[-1].splitlines()[1:3]] == ["keep", "return"]

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from messages import refused
 from typer.testing import CliRunner, Result
 
 from dispfl.cli import app
 from dispfl.config import compose
-from dispfl.errors import ConfigError
-from dispfl.export.formats import load_model
+from dispfl.export.formats import load_model, save_model
 from dispfl.export.personal import personal_model, site_model
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
@@ -250,7 +248,9 @@ def test_columns_that_were_not_standardized_are_not_scaled(
     assert (card.columns, card.mean, card.std) == (("age", "pressure"), (0, 0), (1, 1))
 
 
-def test_arrays_without_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_without_names_are_exported_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("signals.npz", x=np.random.default_rng(0).normal(size=(60, 5)), y=np.arange(60) % 2)
     words = [
@@ -262,8 +262,11 @@ def test_arrays_without_names_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "model=mlp",
     ]
     ExperimentRun.create(compose({"data": {"path": "signals.npz"}}, words), tmp_path / "run").run()
-    with refused(ConfigError):
-        personal_model(tmp_path / "run", "1")
+    personal = personal_model(tmp_path / "run", "1")
+    save_model(personal.network, personal.card, tmp_path / "signals.safetensors")
+    signals = torch.randn(3, 5)
+    outputs = load_model(tmp_path / "signals.safetensors").outputs(signals)
+    assert torch.equal(outputs, personal.network(signals).softmax(1))
 
 
 def test_the_commands_on_the_page_export_and_try_a_model_for_tables(

@@ -122,8 +122,8 @@ def test_checking_a_network_does_not_touch_the_callers_generator(code: Code) -> 
         (
             VIEWING.replace("return self.linear", "return x, self.linear"),
             (
-                "model.factory networks:Net must return 3 numbers for each input, one per class; "
-                "its output has type tuple."
+                "The model Net returns a tuple of (Tensor, Tensor), but a tensor of outputs is"
+                " needed: return one of them, such as outputs[0]."
             ),
         ),
         (

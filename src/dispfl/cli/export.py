@@ -86,6 +86,15 @@ def export(
     _print_export(directory, card, to, saved)
 
 
+SCALES = {
+    "images": "in [0, 1]",
+    "rows": "as in the table",
+    "texts": "as tokens",
+    "arrays": "as they are",
+}
+"""How inputs are given to an exported model."""
+
+
 def _print_export(directory: Path, card: "Card", file: Path, saved: "SavedModel") -> None:
     score = "not evaluated then"
     if card.score is not None:
@@ -101,7 +110,7 @@ def _print_export(directory: Path, card: "Card", file: Path, saved: "SavedModel"
             " whole one."
         )
     shape = ", ".join(map(str, card.shape))
-    scale = "as in the table" if card.columns else "in [0, 1]"
+    scale = SCALES[card.input]
     outputs = str(len(card.classes))
     if card.task == "segmentation":
         outputs += f", {card.shape[1]}, {card.shape[2]}"
@@ -159,7 +168,7 @@ def predict(
 
     results = predict_files(model, files, trust=trust, timeout=timeout, masks=masks)
     if as_json:
-        key = "table" if results.input == "rows" else "image"
+        key = "image" if results.input == "images" else "table"
         records = [_json(prediction, key, results.task) for prediction in results.predictions]
         typer.echo(printable(json.dumps(records, indent=2, ensure_ascii=False)))
     else:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dispfl.core.inputs import Inputs, take_rows, tensors_of, with_each
 from dispfl.core.rng import global_stream
 from dispfl.core.samples import Samples
 from dispfl.core.task import TargetUnit, TaskName
@@ -27,14 +28,16 @@ from dispfl.data.labelled import (
 )
 from dispfl.data.readers import RawSamples, check_same_kind
 from dispfl.data.readers.folder import read_folder, read_masked_folder
-from dispfl.data.readers.table import read_arrays, read_table, read_targets
+from dispfl.data.readers.table import Texts, read_arrays, read_table, read_targets, read_texts
 from dispfl.data.rows import RowIds, are_test_rows, input_ids
+from dispfl.data.text import WORDS, tokenize
 from dispfl.errors import ConfigError, DataError
 from dispfl.user_functions import call_factory, describe_error
 
 log = logging.getLogger("dispfl.data")
 
 DEFAULT_SIZE = 32
+DEFAULT_TOKENS = 64
 DEFAULT_TEST_SHARE = 0.2
 HALF = 0.5
 """Mean and standard deviation that map pixels to [-1, 1]: the same at every site, whatever its
@@ -160,9 +163,9 @@ def _read_all(
             )
         size = settings.size or DEFAULT_SIZE
         colour = settings.colour is not False
-        return read_hub(
-            settings.hub, home, _names(settings.label), task, settings.group, size, colour
-        )
+        texts = _texts(settings, home)
+        names = _names(settings.label)
+        return read_hub(settings.hub, home, names, task, settings.group, size, colour, texts)
 
     assert settings.path is not None
     parts = _read(settings, task, home, settings.path, None, progress)
@@ -207,9 +210,9 @@ def _read(
         settings.refuse(["size", "colour"], f"{path} is not a folder of images")
         match path.suffix.lower():
             case ".csv":
-                return [_read_csv(settings, task, path, train)]
+                return [_read_csv(settings, task, path, train, _texts(settings, home))]
             case ".npz":
-                settings.refuse(["label", "group"], f"{path} has its labels in y")
+                settings.refuse(["label", "group", "text"], f"{path} has its labels in y")
                 return read_arrays(path, task)
     except OSError as problem:
         reason = str(problem.strerror or problem)
@@ -237,8 +240,21 @@ def _read_images(
     return read_folder(path, size, colour, progress)
 
 
+def _texts(settings: CustomData, home: Path) -> Texts | None:
+    """Return which column has texts, and how they become numbers; None without one."""
+    if settings.text is None:
+        return None
+    tokenizer = settings.tokenizer or WORDS
+    tokens = settings.tokens or DEFAULT_TOKENS
+    return Texts(settings.text, lambda texts: tokenize(texts, tokenizer, tokens, home))
+
+
 def _read_csv(
-    settings: CustomData, task: TaskName, path: Path, train: RawSamples | None
+    settings: CustomData,
+    task: TaskName,
+    path: Path,
+    train: RawSamples | None,
+    texts: Texts | None,
 ) -> RawSamples:
     columns = () if train is None else train.columns
     if task == "segmentation":
@@ -246,6 +262,8 @@ def _read_csv(
             f"task is segmentation, but {path} is a table; give a folder with images and masks.",
             key="task",
         )
+    if texts is not None:
+        return read_texts(path, texts, _names(settings.label), task, settings.group)
     if task == "classification":
         label = settings.label if train is None else train.label
         assert not isinstance(label, tuple)
@@ -257,7 +275,7 @@ def _read_csv(
 class _NumberedSamples(NamedTuple):
     """Samples with numbers as labels; `groups` is empty without `data.group`."""
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     ids: Tensor
     groups: tuple[str, ...]
@@ -266,7 +284,8 @@ class _NumberedSamples(NamedTuple):
         groups = self.groups
         if groups:
             groups = tuple(groups[row] for row in rows.tolist())
-        return _NumberedSamples(self.inputs[rows], self.labels[rows], self.ids[rows], groups)
+        inputs = take_rows(self.inputs, rows)
+        return _NumberedSamples(inputs, self.labels[rows], self.ids[rows], groups)
 
 
 def _assemble(
@@ -293,7 +312,7 @@ def _assemble(
     unit = None
     if task == "regression":
         unit = inputs.unit if inputs else _unit(settings, train.labels)
-    if train.inputs.dtype == torch.uint8:
+    if settings.text is None and train.inputs.dtype == torch.uint8:
         normalization = inputs.normalization if inputs else None
         images = _image_dataset(settings, train, test, classes, normalization)
         return replace(images, task=task, unit=unit)
@@ -313,6 +332,8 @@ def _assemble(
         RowIds(train.ids, test.ids),
         task,
         unit,
+        settings.text,
+        (settings.tokenizer or WORDS) if settings.text else None,
     )
 
 
@@ -560,8 +581,17 @@ def load_from_factory(
     test = _checked_samples(factory, returned[1], "test data", classes, folder, task)
     row_ids = None
     if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
-        row_ids = RowIds(input_ids(train.inputs), input_ids(test.inputs))
+        row_ids = RowIds(_ids(train.inputs), _ids(test.inputs))
     return CustomDataset("custom", train, test, classes, row_ids=row_ids, task=task)
+
+
+def _ids(inputs: Inputs) -> Tensor:
+    """Return the ids of inputs; of several tensors, those of all their values."""
+    tensors = tensors_of(inputs)
+    if len(tensors) == 1:
+        return input_ids(tensors[0])
+    ids = torch.stack([input_ids(tensor.reshape(len(tensor), -1)) for tensor in tensors], 1)
+    return input_ids(ids)
 
 
 def _is_pair_of_data(returned: Any) -> bool:
@@ -595,7 +625,7 @@ def _checked_samples(
     except Exception as problem:  # a Dataset runs the user's code, which can raise anything
         reason = describe_error(problem, folder)
         raise DataError(f"{subject} cannot return a sample: {reason}") from problem
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+    if not all(isinstance(tensor, Tensor) for tensor in (*tensors_of(inputs), labels)):
         types = f"({type(inputs).__name__}, {type(labels).__name__})"
         raise DataError(
             f"{subject} must be samples of (input, label), both numbers; batched, they are {types}."
@@ -610,12 +640,15 @@ def _checked_samples(
         )
 
     if isinstance(samples, ResidentSamples):
-        resident = ResidentSamples(_as_float32(samples.inputs), samples.labels.long())
+        resident = ResidentSamples(with_each(samples.inputs, _as_float32), samples.labels.long())
         # A Dataset's labels are checked when they are needed, because reading them is slow.
         labels_of(resident, classes, which)
         return resident
-    if _as_float32(inputs).dtype != inputs.dtype:
-        raise DataError(f"{subject} have inputs of type {inputs.dtype}; return them as float32.")
+    for tensor in tensors_of(inputs):
+        if _as_float32(tensor).dtype != tensor.dtype:
+            raise DataError(
+                f"{subject} have inputs of type {tensor.dtype}; return them as float32."
+            )
     if labels.dtype != torch.int64:
         raise DataError(f"{subject} have labels of type {labels.dtype}; return them as int(label).")
     assert isinstance(samples, DatasetSamples)
@@ -650,7 +683,7 @@ def _checked_for_task(
         own_labels = _as_float32(samples.labels)
         if task == "multilabel":
             own_labels = own_labels.to(torch.uint8)
-        return ResidentSamples(_as_float32(samples.inputs), own_labels)
+        return ResidentSamples(with_each(samples.inputs, _as_float32), own_labels)
     assert isinstance(samples, DatasetSamples)
     return samples
 

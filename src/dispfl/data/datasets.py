@@ -79,6 +79,7 @@ class CustomData(Data):
     FILE_KEYS: ClassVar[tuple[str, ...]] = (
         "label",
         "group",
+        "text",
         "size",
         "colour",
         "test_share",
@@ -117,6 +118,13 @@ class CustomData(Data):
     """Folder, hub: width and height in pixels to which images are resized; default: 32."""
     colour: bool | None = None
     """Folder, hub: three channels, or one if false; default: true."""
+    text: str | None = None
+    """CSV, hub: the column with texts, which are the only input."""
+    tokenizer: str | None = None
+    """Texts: `words`, which numbers words by their hash; or a folder or a name of a tokenizer of
+    Hugging Face `transformers`. Default: words."""
+    tokens: int | None = Field(default=None, ge=1, le=100_000)
+    """Texts: the number of tokens to which they are cut or padded; default: 64."""
     standardize: bool = False
     """Shift and scale each column (or channel) by the mean and standard deviation of the site's
     training data."""
@@ -208,6 +216,13 @@ class CustomData(Data):
                 " targets, or neither.",
                 key=f"data.{missing}",
             )
+        if not self.text:
+            self.refuse(
+                ["tokenizer", "tokens"], "only texts have tokens; name their column in data.text"
+            )
+        else:
+            reason = "the inputs are texts"
+            self.refuse(["standardize", "augment", "size", "colour"], reason)
         if self.factory:
             reason = f"data.factory={self.factory} returns data as they are used"
             self.refuse(self.FILE_KEYS, reason)

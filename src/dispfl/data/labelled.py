@@ -1,7 +1,7 @@
 """A data set in memory: training and test samples, and what a model has to know of them."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,8 +34,16 @@ class Normalization(NamedTuple):
     std: tuple[float, ...]
 
 
-Kind = Literal["table", "images", "arrays"]
+Kind = Literal["table", "images", "texts", "arrays"]
 """What inputs are; `arrays` have neither columns nor pixels."""
+
+
+class TensorFormat(NamedTuple):
+    """The shape and the type of a tensor of one sample."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it: `float32`, `int64`."""
 
 
 class LabelledDataset(Protocol):
@@ -182,10 +190,15 @@ class CustomDataset:
     row_ids: RowIds | None = None
     task: TaskName = "classification"
     unit: TargetUnit | None = None
+    text: str | None = None
+    """Texts: the name of their column."""
+    tokenizer: str | None = None
 
     @property
     def kind(self) -> Kind:
         """A table if its columns have names."""
+        if self.text is not None:
+            return "texts"
         return "table" if self.columns else "arrays"
 
     @cached_property
@@ -200,9 +213,19 @@ class CustomDataset:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
+        """The shape of one input; of several tensors, that of the first."""
+        return next(iter(self.tensors.values())).shape
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorFormat]:
+        """The tensors of one input, by the names of the network's arguments; one is `inputs`."""
         inputs, _ = next(self.train.batches(1))
-        return tuple(inputs.shape[1:])
+        named = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
+        formats = {}
+        for name, tensor in named.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            formats[name] = TensorFormat(tuple(tensor.shape[1:]), dtype)
+        return formats
 
     @cached_property
     def train_labels(self) -> Tensor:
@@ -258,11 +281,16 @@ class InputFormat:
     task: TaskName = "classification"
     unit: TargetUnit | None = None
     """Regression: the unit of the outputs."""
+    text: str | None = None
+    """Texts: the name of their column."""
+    tokenizer: str | None = None
+    tensors: Mapping[str, TensorFormat] = field(default_factory=dict)
+    """Texts and arrays: the tensors of one input."""
 
     @classmethod
     def of(cls, data: LabelledDataset) -> "InputFormat":
         """Return the format of data."""
-        return cls(
+        known = cls(
             data.kind,
             data.classes,
             data.shape,
@@ -272,11 +300,14 @@ class InputFormat:
             data.task,
             data.unit,
         )
+        if isinstance(data, CustomDataset) and data.kind in ("texts", "arrays"):
+            return replace(known, text=data.text, tokenizer=data.tokenizer, tensors=data.tensors)
+        return known
 
     def check(self, data: LabelledDataset, source: str) -> None:
         """Refuse data that the model cannot use."""
         present = InputFormat.of(data)
-        for name in ("task", "kind", "columns", "classes", "shape"):
+        for name in ("task", "kind", "columns", "classes", "shape", "tokenizer"):
             expected = getattr(self, name)
             value = getattr(present, name)
             if value != expected:
@@ -308,7 +339,14 @@ class InputFormat:
             normalization,
             content.get("task", "classification"),
             unit,
+            content.get("text"),
+            content.get("tokenizer"),
+            _formats(content.get("tensors", {})),
         )
+
+
+def _formats(content: Mapping[str, Any]) -> dict[str, TensorFormat]:
+    return {name: TensorFormat(tuple(shape), dtype) for name, (shape, dtype) in content.items()}
 
 
 def output_names(labels: Tensor) -> tuple[str, ...]:
@@ -318,7 +356,9 @@ def output_names(labels: Tensor) -> tuple[str, ...]:
     return tuple(f"y{number}" for number in range(labels.shape[1]))
 
 
-def _as_text(value: str | tuple[str | int, ...]) -> str:
+def _as_text(value: str | tuple[str | int, ...] | None) -> str:
+    if value is None:
+        return "(none)"
     if isinstance(value, str):
         return value
     return ", ".join(map(str, value)) or "(none)"

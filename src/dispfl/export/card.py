@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from dispfl.core.task import TaskName
+from dispfl.data.labelled import TensorFormat
 from dispfl.errors import ConfigError
 from dispfl.models.settings import ANY_SHAPE, Model
 from dispfl.settings import Settings
@@ -18,6 +19,8 @@ LARGEST = 4096
 Side = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Structure = Literal["weights", "channels"]
+DTYPES = ("float32", "int64", "int32", "int16", "uint8", "bool")
+LARGEST_TENSOR = 1_000_000
 
 
 class Card(Settings):
@@ -33,6 +36,13 @@ class Card(Settings):
     std: tuple[Positive, ...]
     columns: tuple[str, ...] | None = None
     """Column names of a table, in the order of the inputs; None for images."""
+    tensors: dict[str, TensorFormat] | None = None
+    """Texts and arrays: the tensors of one input, by the names of the network's arguments; `inputs`
+    alone is its only argument. They are used as they are, without mean and std."""
+    text: str | None = None
+    """The column of a table with texts."""
+    tokenizer: str | None = None
+    """How texts become tokens: `words`, or a tokenizer of Hugging Face `transformers`."""
     task: TaskName = "classification"
     """What the outputs are: probabilities of one class, of independent labels, or of the class of
     each pixel; or the targets of a regression."""
@@ -78,6 +88,11 @@ class Card(Settings):
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse inconsistent fields."""
+        if self.task == "regression":
+            self._check_targets()
+        if self.tensors is not None:
+            self._check_tensors(self.tensors)
+            return
         if self.columns is None:
             self._check_image()
         else:
@@ -91,8 +106,19 @@ class Card(Settings):
                     key=name,
                 )
 
-        if self.task == "regression":
-            self._check_targets()
+    def _check_tensors(self, tensors: Mapping[str, TensorFormat]) -> None:
+        for name, tensor in tensors.items():
+            if not name.isidentifier() or tensor.dtype not in DTYPES:
+                raise ConfigError(
+                    f"tensors must have names of arguments and a type of {', '.join(DTYPES)}, got"
+                    f" {name!r} of {tensor.dtype[:20]!r}.",
+                    key="tensors",
+                )
+            if any(not 1 <= side <= LARGEST_TENSOR for side in tensor.shape):
+                raise ConfigError(
+                    f"tensors must have sides of 1 to {LARGEST_TENSOR}, got {list(tensor.shape)}.",
+                    key="tensors",
+                )
 
     def _check_targets(self) -> None:
         for name, values in (("target_mean", self.target_mean), ("target_std", self.target_std)):
@@ -130,9 +156,34 @@ class Card(Settings):
             )
 
     @property
-    def input(self) -> Literal["images", "rows"]:
-        """The kind of input, which is also the name of the input in an ONNX file."""
+    def input(self) -> Literal["images", "rows", "texts", "arrays"]:
+        """The kind of input."""
+        if self.tensors is not None:
+            return "arrays" if self.text is None else "texts"
         return "rows" if self.columns else "images"
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs in an ONNX file."""
+        return [self.input] if self.tensors is None else list(self.tensors)
+
+    def example(self, samples: int, rng: torch.Generator) -> list[Tensor]:
+        """Return random inputs: realistic rows, pixels in [0, 1], or small whole numbers."""
+        if self.tensors is not None:
+            examples = []
+            for tensor in self.tensors.values():
+                shape = (samples, *tensor.shape)
+                if tensor.dtype.startswith("float"):
+                    examples.append(torch.randn(shape, generator=rng))
+                else:
+                    ones = torch.randint(0, 2, shape, generator=rng)
+                    ones[:, :1] = 1  # a mask without a single token has no mean
+                    examples.append(ones.to(getattr(torch, tensor.dtype)))
+            return examples
+        if self.columns:  # columns can have any scale
+            standard = torch.randn(samples, *self.shape, generator=rng)
+            return [standard * torch.tensor(self.std) + torch.tensor(self.mean)]
+        return [torch.rand(samples, *self.shape, generator=rng)]
 
     @property
     def label_columns(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -24,6 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from dispfl.core.inputs import take_rows
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export.card import Card
@@ -35,8 +37,6 @@ TOLERANCE = 1e-4
 """The largest accepted difference from torch's probabilities, and from targets divided by their
 standard deviation; other kernels sum in another order."""
 
-DYNAMIC = ({0: Dim("batch")},)
-"""The batch size is free."""
 PT2_CARD = "card.json"
 NORM_GROUPS = "norm_groups"
 """In a safetensors header, where the network has fewer channels: the number of groups of every
@@ -76,14 +76,11 @@ def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
 def _largest_difference(saved: Predictor, reference: Predictor) -> float:
     """The largest difference in the outputs of two models, on batches of one and three."""
     card = reference.card
-    rng = torch.Generator().manual_seed(0)
-    if card.columns:  # realistic rows: columns can have any scale
-        standard = torch.randn(3, *card.shape, generator=rng)
-        inputs = standard * torch.tensor(card.std) + torch.tensor(card.mean)
-    else:
-        inputs = torch.rand(3, *card.shape, generator=rng)
+    inputs = dict(
+        zip(card.input_names, card.example(3, torch.Generator().manual_seed(0)), strict=True)
+    )
     largest = 0.0
-    for batch in (inputs[:1], inputs):
+    for batch in (take_rows(inputs, slice(1)), inputs):
         difference = saved.outputs(batch) - reference.outputs(batch)
         if card.target_std is not None:
             difference = difference / torch.tensor(card.target_std)
@@ -105,7 +102,7 @@ def load_model(path: Path, *, trust: bool = False) -> Predictor:
             " need it."
         )
     try:
-        return model_format.decode(read_regular(path))
+        return replace(model_format.decode(read_regular(path)), trust=trust)
     except FileNotFoundError:
         raise DataError(f"The model {path} does not exist; `dispfl export` writes one.") from None
     except DispflError as problem:
@@ -125,9 +122,9 @@ def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
             _graph_of(deployed, card),
             dynamo=True,
             verbose=False,
-            input_names=[card.input],
+            input_names=card.input_names,
             output_names=[card.output],
-            dynamic_shapes=DYNAMIC,  # again, so that the free dimension is called "batch"
+            dynamic_shapes=_dynamic(card),  # again, so that the free dimension is called "batch"
         )
     assert program is not None  # always the case with dynamo=True
     proto = program.model_proto
@@ -145,8 +142,11 @@ def _decode_onnx(content: bytes) -> Predictor:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     card = Card.from_strings(session.get_modelmeta().custom_metadata_map)
 
-    def run(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([card.output], {card.input: inputs.numpy()})[0])
+    def run(*inputs: Tensor) -> Tensor:
+        arrays = {}
+        for name, tensor in zip(card.input_names, inputs, strict=True):
+            arrays[name] = tensor.numpy()
+        return torch.from_numpy(session.run([card.output], arrays)[0])
 
     return Predictor(card, run)
 
@@ -213,7 +213,8 @@ def _cut(
         setattr(network.get_submodule(layer), key, nn.Parameter(parameter.new_empty(small)))
     _cut_norms(network, norm_groups)
     try:
-        network(torch.empty(2, *card.shape, device="meta"))
+        meta = [tensor.to("meta") for tensor in card.example(2, torch.Generator())]
+        DeployedModel(network, card).to("meta")(*meta)
     except (RuntimeError, ValueError) as problem:
         reason = str(problem).strip().partition("\n")[0]
         raise DataError(f"Its layers do not fit together: {reason}") from None
@@ -256,11 +257,18 @@ def _group_norms(network: nn.Module) -> dict[str, nn.GroupNorm]:
 def _graph_of(deployed: DeployedModel, card: Card) -> ExportedProgram:
     """Trace the model for any batch size, without paths of this machine."""
     with _quiet():
-        two = torch.zeros(2, *card.shape)  # torch would treat a batch size of 1 as a constant
-        program = torch.export.export(deployed, (two,), dynamic_shapes=DYNAMIC, strict=False)
+        # Torch would treat a batch size of 1 as a constant.
+        two = tuple(card.example(2, torch.Generator().manual_seed(0)))
+        program = torch.export.export(deployed, two, dynamic_shapes=_dynamic(card), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of our source files
     return program
+
+
+def _dynamic(card: Card) -> tuple[tuple[dict[int, Dim], ...], ...]:
+    """The batch size of every input is free."""
+    batch = {0: Dim("batch")}
+    return ((batch,) * len(card.input_names),)
 
 
 @contextlib.contextmanager

@@ -136,16 +136,18 @@ def _personal(
 
 def _describe_inputs(inputs: InputFormat) -> dict[str, Any]:
     """The fields of the card that describe inputs and outputs."""
-    if inputs.kind == "arrays" or inputs.normalization is None:
-        raise ConfigError(
-            "`dispfl export` writes models for images and tables, but these inputs have shape"
-            f" {list(inputs.shape)}; save the weights of the checkpoint with your own code."
-        )
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    if inputs.normalization is not None:
+        mean, std = inputs.normalization
     return {
         "classes": inputs.classes,
         "shape": inputs.shape,
-        "mean": inputs.normalization.mean,
-        "std": inputs.normalization.std,
+        "mean": mean,
+        "std": std,
+        "tensors": dict(inputs.tensors) or None,
+        "text": inputs.text,
+        "tokenizer": inputs.tokenizer,
         "columns": inputs.columns or None,
         "label": inputs.label,
         "task": inputs.task,

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from dispfl.core.inputs import Inputs, forward, sample_count, stacked, tensors_of, with_each
 from dispfl.data.readers.folder import UnreadableImageError, decode_image, resize_image
-from dispfl.data.readers.table import read_rows
+from dispfl.data.readers.table import Texts, read_rows, read_text_rows
+from dispfl.data.text import WORDS, tokenize
 from dispfl.errors import DataError
 from dispfl.export.card import Card
 from dispfl.export.predict_process import Prediction
@@ -41,9 +43,12 @@ class DeployedModel(nn.Module):
     def __init__(self, network: nn.Module, card: Card) -> None:
         super().__init__()
         self.network = network
-        per_channel = (-1, *[1] * len(card.shape[1:]))
-        self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
-        self.register_buffer("std", torch.tensor(card.std).view(per_channel))
+        self.names = card.input_names
+        self.normalizes = card.tensors is None
+        if self.normalizes:
+            per_channel = (-1, *[1] * len(card.shape[1:]))
+            self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
+            self.register_buffer("std", torch.tensor(card.std).view(per_channel))
         self.task = card.task
         if card.task == "regression":
             self.register_buffer("target_mean", torch.tensor(card.target_mean))
@@ -51,8 +56,14 @@ class DeployedModel(nn.Module):
         self.outputs = len(card.classes)
         self.eval()
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.network((inputs - self.mean) / self.std)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.normalizes:
+            arguments: Inputs = (inputs[0] - self.mean) / self.std
+        elif self.names == ["inputs"]:
+            arguments = inputs[0]
+        else:
+            arguments = dict(zip(self.names, inputs, strict=True))
+        logits = forward(self.network, arguments)
         if self.task == "multilabel":
             return logits.sigmoid()
         if self.task == "regression":
@@ -65,24 +76,26 @@ class Predictor:
     """A model and its card. `run` maps inputs to outputs, as `DeployedModel` does."""
 
     card: Card
-    run: Callable[[Tensor], Tensor]
+    run: Callable[..., Tensor]
+    trust: bool = False
+    """Whether a tokenizer that the card names may be loaded."""
 
     @classmethod
     def of(cls, deployed: DeployedModel, card: Card) -> "Predictor":
         """A predictor that runs a torch module."""
         return cls(card, torch.no_grad()(deployed))
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Inputs) -> Tensor:
         """Run the model; a result that contradicts its card is refused."""
         try:
-            outputs = self.run(inputs)
+            outputs = self.run(*tensors_of(inputs))
         except Exception as problem:  # a graph from an untrusted file can raise anything
             reason = str(problem).strip().partition("\n")[0]
             raise DataError(
                 f"The model does not accept {self.card.input} of {list(self.card.shape)}: {reason}"
             ) from problem
         shape = list(outputs.shape)
-        expected = [len(inputs), len(self.card.classes)]
+        expected = [sample_count(inputs), len(self.card.classes)]
         if self.card.task == "segmentation":
             expected += self.card.shape[1:]
         if shape != expected:
@@ -107,7 +120,7 @@ class Predictor:
         another process.
         """
         predictions: list[Prediction] = []
-        readable: list[tuple[Prediction, Tensor]] = []
+        readable: list[tuple[Prediction, Inputs]] = []
         for path in paths:
             try:
                 inputs_of_file = self._read(path)
@@ -120,7 +133,7 @@ class Predictor:
 
         for start in range(0, len(readable), BATCH):
             batch = readable[start : start + BATCH]
-            outputs = self.outputs(torch.stack([inputs for _, inputs in batch]))
+            outputs = self.outputs(stacked([inputs for _, inputs in batch]))
             for (prediction, _), output in zip(batch, outputs, strict=True):
                 self._fill(prediction, output, masks)
             progress()
@@ -139,14 +152,38 @@ class Predictor:
             order = output.argsort(descending=True, stable=True).tolist()
         prediction.guesses = [(classes[k], float(output[k])) for k in order]
 
-    def _read(self, path: Path) -> list[tuple[Prediction, Tensor]]:
+    def _read(self, path: Path) -> list[tuple[Prediction, Inputs]]:
         """The inputs in one file, each with its prediction, still empty."""
+        if self.card.input == "arrays":
+            raise DataError(
+                f"{path} cannot be used: the model's inputs are arrays, not images or tables; run"
+                " the model with your own code."
+            )
+        if self.card.text is not None:
+            tokens, lines = read_text_rows(path, self._texts(self.card.text))
+            rows_of_texts = []
+            for row, line in enumerate(lines):
+                sample = with_each(tokens, lambda tensor, row=row: tensor[row])  # type: ignore[misc]
+                rows_of_texts.append((Prediction(path, line), sample))
+            return rows_of_texts
         if self.card.columns:
             rows = read_rows(path, self.card.columns, self.card.label_columns)
             predictions = [Prediction(path, line) for line in rows.lines]
             return list(zip(predictions, rows.inputs, strict=True))
         image = read_image(path, self.card.shape)
         return [(Prediction(path, resized_from=image.resized_from), image.pixels)]
+
+    def _texts(self, column: str) -> Texts:
+        """Return how texts become the model's inputs."""
+        tokenizer = self.card.tokenizer or WORDS
+        if tokenizer != WORDS and not self.trust:
+            raise DataError(
+                f"The model's tokenizer is {tokenizer!r}, which would be loaded from this machine"
+                " or from Hugging Face's hub. If you trust the model's origin, add --trust (in"
+                " Python, trust=True)."
+            )
+        length = self.card.shape[0]
+        return Texts(column, lambda texts: tokenize(texts, tokenizer, length))
 
 
 @dataclass(frozen=True)

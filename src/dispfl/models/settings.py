@@ -13,13 +13,14 @@ from dispfl.core.inputs import Inputs, forward, sample_count, tensors_of
 from dispfl.core.rng import forked_generators
 from dispfl.core.task import TaskName
 from dispfl.errors import ConfigError
-from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN, UNet
+from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN, TextNet, UNet
 from dispfl.settings import Settings, check_known
 from dispfl.user_functions import call_factory, checked_name, describe_error
 
 MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": lambda shape, classes: SmallCNN(shape[0], classes, shape[1]),
     "mlp": lambda shape, classes: MLP(math.prod(shape), classes),
+    "text": lambda shape, classes: TextNet(classes),
     "unet": lambda shape, classes: UNet(shape[0], classes),
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
     "vgg11": lambda shape, classes: VGG11(shape[0], classes),
@@ -29,7 +30,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 FOR_PIXELS = {"unet"}
 """Networks with outputs for each pixel, for a segmentation."""
 
-ANY_SHAPE = {"mlp"}
+ANY_SHAPE = {"mlp", "text"}
 """Networks for inputs of any shape; the others need square images (channels, size, size)."""
 
 SMALLEST = {"vgg11": 32}

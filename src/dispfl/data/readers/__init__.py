@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.inputs import Inputs
 from dispfl.core.metric import IGNORED_LABEL
 from dispfl.errors import DataError
 
@@ -31,8 +32,8 @@ class RawSamples(NamedTuple):
     """A user's samples as read; labels of classes are texts, not yet class numbers."""
 
     path: Path
-    inputs: Tensor
-    """float32 (N, ...), or images in uint8 (N, H, W, C)"""
+    inputs: Inputs
+    """float32 (N, ...), images in uint8 (N, H, W, C), or the tokens of texts"""
     labels: list[str] | Tensor
     """Texts; numbers, float32 (N, targets); or masks, int16 (N, H, W)"""
     columns: tuple[str, ...] = ()
@@ -46,10 +47,13 @@ class RawSamples(NamedTuple):
     groups: tuple[str, ...] = ()
     """With `data.group`: the value of that column for each sample."""
     file_ids: Tensor | None = None
-    """Folder: the id of each image by the content of its file (`dispfl.data.rows`), which stays the
-    same when another version of Pillow decodes it to other pixels."""
+    """Texts and folders: the id of each text, or of each image by the content of its file
+    (`dispfl.data.rows`), which stays the same when another version of Pillow decodes it to other
+    pixels."""
 
     def __str__(self) -> str:
+        if isinstance(self.inputs, dict):
+            return f"texts as {', '.join(self.inputs)}"
         name = "images" if self.inputs.dtype == torch.uint8 else "inputs"
         return f"{name} of shape {list(self.inputs.shape[1:])}"
 

@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dispfl.core.inputs import Inputs
 from dispfl.core.task import TaskName
 from dispfl.data.readers import RawSamples
 from dispfl.data.readers.folder import resize_image
+from dispfl.data.readers.table import Texts
+from dispfl.data.rows import ids_of
 from dispfl.errors import DataError
 from dispfl.settings import did_you_mean
 
@@ -26,6 +29,7 @@ def read_hub(
     group: str | None,
     size: int,
     colour: bool,
+    texts: Texts | None = None,
 ) -> list[RawSamples]:
     """Read the split `train` and, if there is one, `test`; a single split is read alone."""
     splits = _load(name, home)
@@ -38,7 +42,10 @@ def read_hub(
     else:
         chosen = [splits[key] for key in ("train", "test") if key in splits]
     source = Path(name)
-    return [_samples(source, split, labels, task, group, size, colour) for split in chosen]
+    parts = []
+    for split in chosen:
+        parts.append(_samples(source, split, labels, task, group, size, colour, texts))
+    return parts
 
 
 def _load(name: str, home: Path) -> dict[str, Any]:
@@ -66,26 +73,40 @@ def _samples(
     group: str | None,
     size: int,
     colour: bool,
+    texts: Texts | None,
 ) -> RawSamples:
     columns = list(split.column_names)
     labels = labels or (_default_label(source, columns),)
     keys = [("data.label", name) for name in labels]
-    for key, name in (*keys, ("data.group", group)):
+    text = texts.column if texts else None
+    for key, name in (*keys, ("data.group", group), ("data.text", text)):
         if name is not None and name not in columns:
             raise DataError(
                 f"{source} has no column {name!r}, which {key} names. {did_you_mean(name, columns)}"
             )
     input_columns = [name for name in columns if name not in (*labels, group)]
-    inputs, names = _inputs(source, split, input_columns, size, colour)
+    inputs: Inputs
+    names: tuple[str, ...] = ()
+    file_ids = None
+    if texts is not None:
+        column = _texts(split, texts.column)
+        inputs = texts.tokenize(column)
+        file_ids = ids_of(text.encode() for text in column)
+    else:
+        inputs, names = _inputs(source, split, input_columns, size, colour)
     groups = () if group is None else tuple(_texts(split, group))
     if task == "classification":
-        texts = _texts(split, labels[0])
-        return RawSamples(source, inputs, texts, names, labels[0], groups=groups)
+        class_names = _texts(split, labels[0])
+        return RawSamples(
+            source, inputs, class_names, names, labels[0], groups=groups, file_ids=file_ids
+        )
     targets = np.stack([_numbers(source, split, name) for name in labels], axis=1)
     numbers = torch.from_numpy(np.ascontiguousarray(targets))
     if task == "multilabel":
         numbers = numbers.to(torch.uint8)
-    return RawSamples(source, inputs, numbers, names, targets=labels, groups=groups)
+    return RawSamples(
+        source, inputs, numbers, names, targets=labels, groups=groups, file_ids=file_ids
+    )
 
 
 def _default_label(source: Path, columns: list[str]) -> str:

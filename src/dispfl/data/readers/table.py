@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.inputs import Inputs
 from dispfl.core.memory import memory
 from dispfl.core.task import TaskName
 from dispfl.data.checks import check_finite
 from dispfl.data.readers import RawSamples, mask_labels
+from dispfl.data.rows import ids_of
 from dispfl.errors import DataError
 from dispfl.files import open_regular
 from dispfl.settings import did_you_mean
@@ -105,6 +107,67 @@ def read_targets(
         path, rows.numbers(inputs), labels, inputs, targets=targets, groups=_groups(rows, group)
     )
     return _in_order(samples, columns) if columns else samples
+
+
+class Texts(NamedTuple):
+    """Which column of a table has texts, and how they become numbers."""
+
+    column: str
+    tokenize: Callable[[Sequence[str]], Inputs]
+
+
+def read_texts(
+    path: Path, texts: Texts, labels: tuple[str, ...], task: TaskName, group: str | None = None
+) -> RawSamples:
+    """Read a table with a column of texts, which is the only input; other columns are ignored."""
+
+    def text_columns(header: list[str]) -> list[str]:
+        nonlocal labels
+        if texts.column not in header:
+            raise DataError(
+                f"{path} has no column {texts.column!r}, which data.text names."
+                f" {did_you_mean(texts.column, header)}"
+            )
+        rest = [name for name in header if name != texts.column]
+        labels = labels or (rest[_label_index(path, [*rest, texts.column], None, group)],)
+        for name in labels:
+            _label_index(path, header, name, group)
+        return [name for name in header if task == "classification" or name not in labels]
+
+    rows = _read(path, text_columns)
+    column = rows.texts[texts.column]
+    samples = RawSamples(
+        path,
+        texts.tokenize(column),
+        [],
+        groups=_groups(rows, group),
+        file_ids=ids_of(text.encode() for text in column),
+    )
+    if task == "classification":
+        return samples._replace(labels=rows.texts[labels[0]], label=labels[0])
+    numbers = rows.numbers(labels)
+    if task == "multilabel":
+        _check_binary(path, rows, numbers, labels)
+        numbers = numbers.to(torch.uint8)
+    return samples._replace(labels=numbers, targets=labels)
+
+
+def read_text_rows(path: Path, texts: Texts) -> tuple[Inputs, Sequence[int]]:
+    """Read the texts of a table for prediction, and their lines; other columns are ignored."""
+
+    def text_columns(header: list[str]) -> list[str]:
+        if texts.column not in header:
+            raise DataError(
+                f"{path} has no column {texts.column!r}, which the model requires; add it."
+            )
+        return header
+
+    try:
+        rows = _read(path, text_columns)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise DataError(f"The table {path} cannot be read: {reason}.") from None
+    return texts.tokenize(rows.texts[texts.column]), rows.lines
 
 
 def _groups(rows: TableRows, group: str | None) -> tuple[str, ...]:
