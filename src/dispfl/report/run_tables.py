@@ -15,7 +15,7 @@ from dispfl.report.result_tables import against_sentence
 from dispfl.report.runs import RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import ALWAYS, NEEDED, Table, TableColumn, omitted_note
 from dispfl.report.units import BYTES, FLOPS, common_unit
-from dispfl.report.wording import UNKNOWN, format_seconds, format_short, join_and
+from dispfl.report.wording import UNKNOWN, format_seconds, format_short, join_and, plural
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, measured_values, summarize_rounds
 from dispfl.terminal import print_text
 
@@ -189,7 +189,7 @@ def _group_note(group: Mapping[str, Any], summary: Metrics) -> str:
     parts = [score]
     if "seconds" in group:
         parts.append(f"{format_seconds(group['seconds'])} s per peer and round")
-    parts.append(f"{group['peers']} peers")
+    parts.append(plural(group["peers"], "peer"))
     name = f"density {group['density']:g}"
     if "class" in group:
         name = f"class {group['class']}, {name}"
