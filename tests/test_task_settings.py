@@ -54,6 +54,8 @@ def test_each_task_has_its_loss_its_metrics_and_a_partition_that_fits() -> None:
         compose({}, ["loss=mine:huber"])
     with refused(ConfigError, key="loss"):
         compose({}, ["loss=huber", "metric=mae"])
+    with refused(ConfigError, key="attack"):
+        compose({}, ["task=regression", "attack=label-flip", "byzantine=0.2"])
     with refused(ConfigError, key="task"):
         load_dataset("fashion-sample", task="regression")
 

@@ -34,7 +34,7 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
 from dispfl.registry import FUNCTIONS, REGISTRIES, choose
-from dispfl.robust.attacks import Attack, AttackName
+from dispfl.robust.attacks import POISONS, Attack, AttackName
 from dispfl.robust.averages import check_byzantine, check_mixing_weights, check_protects
 from dispfl.settings import Settings
 from dispfl.topology import RandomRegular, Topology
@@ -382,6 +382,12 @@ class Simulation(RunSettings):
             raise ConfigError(f"average_buffers {problem}", key="average_buffers")
 
     def _check_attack(self) -> None:
+        if self.attack in POISONS and self.task != "classification":
+            raise ConfigError(
+                f"attack is {self.attack}, which changes classes, but task is {self.task}; use"
+                " another attack, such as sign-flip.",
+                key="attack",
+            )
         if self.byzantine and self.attack == "none":
             raise ConfigError(
                 f"byzantine is {self.byzantine:g}, but attack is none; name what these peers do:"
