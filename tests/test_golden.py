@@ -73,7 +73,7 @@ class LastLine:
     loss: list[float | None]
     flops: int
     """Of the whole federation."""
-    values: int
+    values: float
     """What the busiest node downloaded."""
 
 
@@ -145,6 +145,27 @@ LAST_LINES = {
         [1.0078, 1.4380, 0.9778, 1.0960],
         flops=4 * EPOCHS,  # two passes a step
         values=2 * DENSE,
+    ),
+    "dfedpgp": LastLine(
+        "train.lr=0.02",
+        [0.74, 0.64, 0.74, 0.68],
+        [1.0052, 1.4037, 0.9852, 1.1369],
+        flops=1_171_155_840,
+        values=2 * (DENSE - HEAD + 1),  # and a push-sum weight
+    ),
+    "da-dpfl": LastLine(
+        "method.threshold=10",
+        [0.82, 0.40, 0.42, 0.68],
+        [0.9762, 1.5376, 2.0053, 1.3159],
+        flops=744_217_536,
+        values=2 * (52_980 + 1 / 4),  # and a vote of one byte
+    ),
+    "ssfl": LastLine(
+        "method.score_rounds=1",
+        [0.80, 0.50, 0.44, 0.70],
+        [1.1557, 1.5569, 2.0790, 1.1722],
+        flops=830_189_520,
+        values=2 * (DENSE // 2 + 1 / 4),  # and a byte that tells models from scores
     ),
     "fedprox": LastLine(
         "method.prox_mu=0.5 method.cohort=2",

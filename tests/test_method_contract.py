@@ -49,6 +49,9 @@ LIVELY: dict[str, dict[str, Any]] = {
     "fedrep": {"cohort": 2},
     "fedbn": {"cohort": 2, "private": "head"},  # the tiny network has no norm
     "apfl": {"cohort": 2},
+    "da-dpfl": {"threshold": 10.0},
+    "ssfl": {"score_rounds": 1},
+    "dfedpgp alt": {"push_sum": False},
     "fedala": {"cohort": 2},
     "dispfl channels": {"structure": "channels"},
     "dispfl otherwise": {
@@ -62,7 +65,7 @@ LIVELY: dict[str, dict[str, Any]] = {
 mask is pruned."""
 
 
-NAMES = [*METHODS, "dispfl channels", "dispfl otherwise"]
+NAMES = [*METHODS, "dispfl channels", "dispfl otherwise", "dfedpgp alt"]
 
 
 def lively(name: str, **changes: Any) -> Method:

@@ -48,9 +48,10 @@ def test_an_entry_has_the_range_and_the_default_of_dispfl_run() -> None:
     assert batch_size.default == "32"
     _, densities = find_entries("method.density")
     assert [entry.components for entry in densities] == [
-        ("dispfl",),
+        ("dispfl", "da-dpfl"),
         ("subfedavg",),
         ("dpsgd", "dpsgd-ft", "dfedavgm", "dfedsam"),
+        ("ssfl",),
     ]
 
 

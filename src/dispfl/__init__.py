@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from dispfl.methods.base import ServerMethod as ServerMethod
     from dispfl.methods.base import initial_state as initial_state
     from dispfl.methods.base import spread_densities as spread_densities
+    from dispfl.methods.da_dpfl import DADPFL as DADPFL
     from dispfl.methods.dfedavgm import DFedAvgM as DFedAvgM
+    from dispfl.methods.dfedpgp import DFedPGP as DFedPGP
     from dispfl.methods.dfedsam import DFedSAM as DFedSAM
     from dispfl.methods.dispfl import DisPFL as DisPFL
     from dispfl.methods.ditto import Ditto as Ditto
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from dispfl.methods.finetuned import FedAvgFT as FedAvgFT
     from dispfl.methods.local import Local as Local
     from dispfl.methods.scaffold import SCAFFOLD as SCAFFOLD
+    from dispfl.methods.ssfl import SSFL as SSFL
     from dispfl.methods.subfedavg import SubFedAvg as SubFedAvg
     from dispfl.models.networks import MLP as MLP
     from dispfl.models.networks import VGG11 as VGG11
@@ -94,6 +97,9 @@ _MODULES = {
     "Dirichlet": "data.partition",
     "DFedAvgM": "methods.dfedavgm",
     "DFedSAM": "methods.dfedsam",
+    "DADPFL": "methods.da_dpfl",
+    "DFedPGP": "methods.dfedpgp",
+    "SSFL": "methods.ssfl",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
     "Ditto": "methods.ditto",

@@ -102,6 +102,9 @@ def a_context(experiment: Experiment) -> RunContext:
         ["method=own_methods:Prototypes", "wire.values=int8"],
         ["method=fedavg-ft", "method.private=head", "method.cohort=3", "wire.coding=zstd"],
         ["method=dpsgd-ft", "wire.values=float16"],
+        ["method=dfedpgp", "topology.offline_prob=0.2", "wire.values=int8"],
+        ["method=da-dpfl", "method.threshold=10"],
+        ["method=ssfl", "method.score_rounds=1", "wire.coding=zstd"],
         [
             "attack=noise",
             "byzantine=0.2",

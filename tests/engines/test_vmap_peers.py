@@ -28,6 +28,8 @@ from dispfl.engines.vmap_peers import PeerGroups
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.apfl import APFL
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
+from dispfl.methods.da_dpfl import DADPFL
+from dispfl.methods.dfedpgp import DFedPGP
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedala import FedALA
@@ -36,6 +38,7 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.fedrep import FedRep
 from dispfl.methods.finetuned import FedAvgFT
 from dispfl.methods.scaffold import SCAFFOLD
+from dispfl.methods.ssfl import SSFL
 from dispfl.round.context import PeerTask, RunContext
 
 MakeContext = Callable[..., RunContext]
@@ -90,6 +93,9 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
         (SCAFFOLD(cohort=4), 2),
         (FedRep(cohort=4), 2),
         (FedALA(cohort=4), 3),
+        (DFedPGP(), 2),
+        (DADPFL(threshold=10.0), 2),
+        (SSFL(score_rounds=1), 2),
         (Uneven(), 2),
     ],
     ids=lambda value: value.name if isinstance(value, Method) else str(value),

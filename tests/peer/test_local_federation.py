@@ -160,7 +160,10 @@ def test_real_peers_with_a_private_head_get_the_models_and_bytes_of_the_simulati
 @pytest.mark.parametrize(
     "settings",
     [
+        ["method=dfedpgp", "topology=file", "wire.values=int8"],
         ["method.density=[0.4,0.8,1]", "topology=file"],
+        ["method=da-dpfl", "method.threshold=10", "rounds=4"],
+        ["method=ssfl", "rounds=3"],
     ],
 )
 def test_real_peers_agree_on_push_sum_weights_votes_scores_and_graphs_from_files(

@@ -34,7 +34,7 @@ SECTIONS = (
         "check_method",
         "DisPFL Local FedAvg FedAvgFT Ditto FedFOMO SubFedAvg DPSGD DPSGDFT "
         "FedProx SCAFFOLD FedPer FedRep FedBN APFL FedALA "
-        "DFedAvgM DFedSAM",
+        "DFedAvgM DFedSAM DFedPGP DADPFL SSFL",
         "A method of your own derives from `GossipMethod` or `ServerMethod`: see [Extend "
         "it](../extend.md).",
     ),

@@ -14,7 +14,7 @@ class DFedAvgM(DPSGD):
 
         v <- theta v + g(x),   x <- x - eta v,   with theta = `train.momentum`, by default 0.9
 
-    The personal models are evaluated, after training. `wire.values=uint8` quantizes what is sent.
+    The personal models are evaluated, after training. `wire.values=int8` quantizes what is sent.
     """
 
     evaluates_global: ClassVar[bool] = False

@@ -24,6 +24,9 @@ METHOD_LABELS = {
     "fedala": "FedALA",
     "dfedavgm": "DFedAvgM",
     "dfedsam": "DFedSAM",
+    "dfedpgp": "DFedPGP",
+    "da-dpfl": "DA-DPFL",
+    "ssfl": "SSFL",
 }
 """The names of the methods in their papers; other methods keep their own name."""
 IGNORED_KEYS = {
