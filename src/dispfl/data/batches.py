@@ -17,6 +17,7 @@ from dispfl.core.inputs import Inputs, take_rows, tensors_of
 from dispfl.core.rng import global_stream
 from dispfl.core.samples import Samples
 from dispfl.data.checks import check_finite
+from dispfl.data.shift import FeatureShift
 from dispfl.errors import DataError
 
 PADDING = 4
@@ -38,8 +39,12 @@ class ImageTransform:
     """Pad by 4 and crop at random, in training."""
     flip: bool = False
     """Flip each image horizontally with probability one half, in training."""
+    shift: FeatureShift | None = None
+    """How the images of this peer differ from those of others."""
 
     def __call__(self, images: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
+        if self.shift is not None:
+            images = self.shift(images)
         if rng is not None and self.crop:
             images = random_crop(images, rng)
         if rng is not None and self.flip:
@@ -133,6 +138,11 @@ class ResidentSamples:
     def take(self, rows: Tensor) -> "ResidentSamples":
         """A subset of the samples, backed by the same tensors."""
         return replace(self, index=self.rows(rows))
+
+    def shifted(self, shift: FeatureShift) -> "ResidentSamples":
+        """The same images, as one peer sees them."""
+        assert self.transform is not None, "only images are shifted"
+        return replace(self, transform=replace(self.transform, shift=shift))
 
     def rows(self, samples: Tensor) -> Tensor:
         """The rows of the tensors that contain these samples, which are counted from 0."""

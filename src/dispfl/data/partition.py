@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor
 
-from dispfl.core.names import names_from
+from dispfl.core.names import names_from, peer_names
 from dispfl.core.rng import stream
+from dispfl.data.batches import ResidentSamples
 from dispfl.data.class_counts import (
     Counts,
     assign_classes,
@@ -31,6 +32,7 @@ from dispfl.data.class_counts import (
     unequal_sizes,
 )
 from dispfl.data.datasets import CustomData, Data
+from dispfl.data.shift import FeatureShift, ShiftName, check_shift
 from dispfl.data.split import (
     Split,
     assign_samples,
@@ -80,6 +82,10 @@ class Partition(Component):
     global_test_samples: int = Field(default=0, ge=0)
     """Test samples on which every peer's model is evaluated too, in the label proportions of all
     test data; 0: none."""
+
+    shift: ShiftName = "none"
+    """Feature shift beside that of labels: each peer's images are turned by a multiple of 90
+    degrees (rotate), have their colours exchanged or inverted (colour), or are blurred."""
 
     @field_validator("samples_per_peer", mode="before")
     @classmethod
@@ -189,18 +195,28 @@ class Partition(Component):
         and flips training images.
         """
         split = self.split_data(data, peers, rng=stream(seed, "partition"))
-        return self._divided(data, split, augment)
+        return self._divided(data, split, augment, seed)
 
-    @staticmethod
     def _divided(
-        data: "LabelledDataset", split: Split, augment: bool
+        self, data: "LabelledDataset", split: Split, augment: bool, seed: int
     ) -> "list[tuple[Samples, ...]]":
         train, test = data.samples(augment=augment)
-        parts = [[train.take(rows) for rows in split.train]]
-        if split.validation:
-            parts.append([train.take(rows) for rows in split.validation])
-        parts.append([test.take(rows) for rows in split.test])
-        return list(zip(*parts, strict=True))
+        check_shift(self.shift, getattr(train, "inputs", None), data.task)
+        divided = []
+        for index, peer in enumerate(split.names or peer_names(len(split.train))):
+            parts: list[Samples] = [train.take(split.train[index])]
+            if split.validation:
+                parts.append(train.take(split.validation[index]))
+            parts.append(test.take(split.test[index]))
+            divided.append(tuple(self.as_seen(part, seed, peer) for part in parts))
+        return divided
+
+    def as_seen(self, samples: "Samples", seed: int, peer: str) -> "Samples":
+        """Return a peer's images with its shift of features, if there is one."""
+        if self.shift == "none":
+            return samples
+        assert isinstance(samples, ResidentSamples), "images are in memory"
+        return samples.shifted(FeatureShift.of(self.shift, seed, peer))
 
     def counts(self, supply: Counts, peers: int, *, rng: np.random.Generator) -> Counts:
         """Training samples of each class for each peer, as (peers, classes).
@@ -449,7 +465,7 @@ class ByColumn(Partition):
     ) -> "dict[str, tuple[Samples, ...]]":
         """Divide a data set as `peers` does, by the names of the peers: those of the values."""
         split = self.split_data(data, peers, rng=stream(seed, "partition"))
-        return dict(zip(split.names, self._divided(data, split, augment), strict=True))
+        return dict(zip(split.names, self._divided(data, split, augment, seed), strict=True))
 
     def _largest_groups(self, groups: NDArray[np.str_], peers: int, column: str) -> dict[str, str]:
         """The values with the most training samples, one for each peer, by its name, in order."""

@@ -43,6 +43,7 @@ from dispfl.report.runs import RecordedRun
 from dispfl.report.senders import sender_blocks
 from dispfl.report.wording import UNKNOWN, capitalized, format_seconds, plural
 from dispfl.runs.metrics import main_scores, measured_values
+from dispfl.runs.prepare import shift_texts
 
 MAX_BARS = 200
 MAX_LISTED = 1000
@@ -373,9 +374,28 @@ def labels_section(results: ReportResults) -> Section:
         if len(splits) > 1:
             section.remark(name)
         section.add(*_label_maps(run))
+        shifts = _shift_remark(run)
+        if shifts:
+            section.remark(shifts)
     if len(splits) > MAX_SPLITS:
         section.remark(f"{plural(len(splits) - MAX_SPLITS, 'more split')} not shown.")
     return section
+
+
+def _shift_remark(run: RecordedRun) -> str:
+    """`Feature shift: turned by 0°: peers 000, 003; turned by 90°: ...`; empty without any."""
+    peers_by_shift: dict[str, list[str]] = {}
+    for peer, text in shift_texts(run.config).items():
+        peers_by_shift.setdefault(text, []).append(peer)
+    if not peers_by_shift:
+        return ""
+    parts = []
+    for text, peers in sorted(peers_by_shift.items()):
+        names = ", ".join(peers[:PEERS_PER_MAP])
+        if len(peers) > PEERS_PER_MAP:
+            names += f" and {len(peers) - PEERS_PER_MAP} more"
+        parts.append(f"{text}: {names}")
+    return f"Images of each peer, in training and test (seed {run.seed}): {'; '.join(parts)}."
 
 
 def _splits(results: ReportResults) -> dict[str, RecordedRun]:

@@ -3,14 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
-from dispfl.core.names import peer_names
+from torch import Tensor
+
+from dispfl.core.names import peer_names, roster_of
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import TaskName
 from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.labelled import LabelledDataset
+from dispfl.data.shift import FeatureShift, ShiftName, check_shift
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.experiment import Experiment, NamedSettings
@@ -54,14 +58,15 @@ def experiment_context(
     train, test = dataset.samples(augment=experiment.data.augment)
     experiment = experiment.named(split.names)
     roster = experiment.roster
-    peers = _peer_data(roster, split, train, test)
+    check_shift(experiment.partition.shift, getattr(train, "inputs", None), experiment.task)
+    peers = _peer_data(experiment, roster, split, train, test)
     attack = experiment.attack_among(roster)
     if attack is not None:
         peers = with_poisoned_data(peers, attack, len(dataset.classes))
     data = RunData(peers)
     if split.unseen is not None:
         names = unseen_names(experiment.unseen_peers)
-        data = replace(data, unseen=_peer_data(names, split.unseen, train, test))
+        data = replace(data, unseen=_peer_data(experiment, names, split.unseen, train, test))
     if split.global_test is not None:
         data = replace(data, global_test=test.take(split.global_test))
     return named_context(experiment, dataset, data)
@@ -136,13 +141,28 @@ def with_poisoned_data(
 
 
 def _peer_data(
-    names: Sequence[str], split: Split, train: Samples, test: Samples
+    experiment: Experiment, names: Sequence[str], split: Split, train: Samples, test: Samples
 ) -> dict[str, PeerData]:
-    """Return the samples of each peer, in the order of the split."""
+    """Return the samples of each peer, in the order of the split, as it sees them."""
     peers = {}
     for index, name in enumerate(names):
-        validation = train.take(split.validation[index]) if split.validation else None
+
+        def part(samples: Samples, rows: Tensor, name: str = name) -> Samples:
+            return experiment.partition.as_seen(samples.take(rows), experiment.seed, name)
+
+        validation = part(train, split.validation[index]) if split.validation else None
         peers[name] = PeerData(
-            train.take(split.train[index]), test.take(split.test[index]), validation
+            part(train, split.train[index]), part(test, split.test[index]), validation
         )
     return peers
+
+
+def shift_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return how the images of each peer differ in a run with this config; empty if they do not."""
+    name = config.get("partition", {}).get("shift", "none")
+    if name not in get_args(ShiftName) or name == "none":
+        return {}
+    texts = {}
+    for peer in roster_of(config):
+        texts[peer] = FeatureShift.of(name, config["seed"], peer).text()
+    return texts
