@@ -194,6 +194,19 @@ def test_real_peers_send_and_count_what_a_method_of_ones_own_publishes(
     check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
 
 
+def test_a_real_peer_whose_method_sends_what_it_does_not_declare_says_so(
+    start: Callable[[int], PeerProcesses],
+) -> None:
+    processes = start(2)
+    settings = [*TINY, "method=own_methods:Undeclared", "peers=2", "rounds=1"]
+    create_run(compose({}, settings), processes.out)
+    processes.start("000")
+    until(lambda: bool(processes.ended()))
+    assert processes.ended()["000"] == 1
+    log = (processes.out / SITES / "000/log.txt").read_text()
+    assert "Undeclared.publish returns a model with the tensor secret, which" in log
+
+
 def check_agreement(processes: PeerProcesses, experiment: Experiment) -> None:
     """Check that the real peers get the models and count the bytes of the simulation."""
     simulation = processes.out.with_name("simulated")

@@ -245,6 +245,24 @@ def test_with_privacy_a_method_says_how_its_tensors_are_computed(
     make_context(method=DPSGD(), privacy=privacy).check()
 
 
+def test_a_method_that_sends_what_real_peers_refuse_breaks_the_contract() -> None:
+    class SendsMore(PushSum):
+        def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+            return (31, *layout.sizes[1:])
+
+        def always_dense(self, layout: Layout, densities: Any) -> list[bool]:
+            return [False] * len(layout.sizes)
+
+    class SendsNothingYet(PushSum):
+        def publish(self, state: PeerState) -> PackedModel:
+            return replace(state.model, values=0 * state.model.values)
+
+    wire = next(rule for rule in RULES if rule.__name__ == "wire")
+    for method, reason in ((SendsMore(), "holds more weights"), (SendsNothingYet(), "all zero")):
+        with pytest.raises(ContractError, match=rf"^wire: .* real peers would refuse .*{reason}"):
+            check_rule(wire, method)
+
+
 # simulated attacks
 
 

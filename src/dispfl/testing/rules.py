@@ -21,12 +21,21 @@ from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train
 from dispfl.engines.checkpoint import Checkpoints
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, MessageError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.registry import TOPOLOGIES
 from dispfl.round.context import PeerTask, RunContext, StepResult
-from dispfl.round.exchange import decode_model, encode_model, gossip_senders, requested_mask
+from dispfl.round.exchange import (
+    check_answer,
+    check_norm,
+    decode_model,
+    encode_model,
+    gossip_senders,
+    model_norm,
+    requested_mask,
+    shared_part,
+)
 from dispfl.round.round import initial_states, peer_step
 from dispfl.testing.rounds import (
     FinishedRound,
@@ -398,6 +407,8 @@ def wire(method: Method) -> None:
             received |= uploads_of(context, states, t)
         for sender, model in received.items():
             _check_message(context, t, sender, model)
+            if isinstance(method, GossipMethod):
+                _check_acceptable(context, t, sender, model, states["000"])
         mask = requested_mask(context, states["000"])
         if mask is not None:
             pulled = {}
@@ -425,6 +436,21 @@ def _check_message(context: RunContext, t: int, sender: str, model: PackedModel)
         len(message) == codec.model_size(model),
         f"{context.method.name}: the message of {sender} has another length than is charged.",
     )
+
+
+def _check_acceptable(
+    context: RunContext, t: int, sender: str, model: PackedModel, receiver: PeerState
+) -> None:
+    """Check that a real peer would accept a model: as many weights as announced, and as large."""
+    own_norm = model_norm(shared_part(context, receiver.model))
+    try:
+        check_answer(model.mask, context.announced[sender], sender, context.layout)
+        check_norm(model, own_norm, sender)
+    except MessageError as problem:
+        raise BrokenRuleError(
+            f"{context.method.name}: real peers would refuse the model of round {t + 1}: {problem}"
+            " See kept_counts and publish."
+        ) from problem
 
 
 def checkpoint(method: Method) -> None:

@@ -5,11 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_methods import PushSum
 
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.setup.site_config import SiteConfig
-from dispfl.peer.setup.spec import MAX_CHARS, DataSchema, FederationSpec, spec_difference
+from dispfl.peer.setup.spec import (
+    MAX_CHARS,
+    DataSchema,
+    FederationSpec,
+    federation_spec,
+    is_changeable,
+    spec_difference,
+)
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.testing.rounds import tiny_context
 
 
 def setup_of(
@@ -48,6 +57,20 @@ def test_sites_agree_on_how_weights_regrow_and_how_peers_start(
         str(spec_difference(one, two)),
     )
     assert one["first_weights"] == two["first_weights"]
+
+
+def test_sites_agree_on_what_is_private_and_on_the_tensors_beside_a_model(tmp_path: Path) -> None:
+    one = spec_of(tmp_path / "one", WELL_AND_ILL)
+    two = spec_of(tmp_path / "two", WELL_AND_ILL, method={"private": "head"})
+    assert spec_difference(one, two) == 'method.private is [] here and ["head"] there.'
+    assert not is_changeable("method.private")
+
+    context = tiny_context(PushSum())
+    with_tensors = federation_spec("ours", context, context.layout, context.first_weights, 1.0)
+    without = {key: value for key, value in with_tensors.items() if key != "tensors"}
+    difference = spec_difference(with_tensors, without)
+    assert difference == 'tensors is {"push_sum":"float32[]"} here and not given there.'
+    assert not is_changeable("tensors")
 
 
 def test_sites_with_own_first_weights_start_from_different_ones_and_agree_on_the_spec(
