@@ -18,8 +18,8 @@ class FedProx(FedAvg):
 
         h_k(w; w^t) = F_k(w) + mu / 2 * |w - w^t|^2
 
-    from the global model w^t that it received; mu = 0 is FedAvg. Peers of different speed train for
-    different numbers of epochs (`train.epochs` of groups), where FedAvg would drop the slow ones.
+    from the global model w^t that it received; mu = 0 is FedAvg. Slow peers train for fewer
+    epochs (a list in `train.epochs`), where FedAvg would drop them.
     """
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]

@@ -23,7 +23,8 @@ class SCAFFOLD(ServerMethod):
     """SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1 with option II.
 
     The server sends the global model x and its control variate c, an estimate of the gradient of
-    all peers; a peer of the cohort has its own, c_i. It takes K steps from y_i = x, then updates it:
+    all peers. A peer of the cohort has its own, c_i. It takes K steps from y_i = x, and updates
+    c_i:
 
         y_i <- y_i - eta * (g_i(y_i) + c - c_i)
         c_i <- c_i - c + (x - y_i) / (K * eta)
