@@ -75,7 +75,7 @@ def test_every_command_of_the_pages_exists_with_its_options_and_settings(line: s
     options = [word for word in words if re.match(r"--?[a-z]", word)]
     assert set(options) <= known
     if line.startswith("compare"):
-        assert methods_grid(line.partition(" --")[0].split()[1:], {}, 1, Path("out"))
+        assert methods_grid(shlex.split(line.partition(" --")[0])[1:], {}, 1, Path("out"))
         return
     if not line.startswith("sweep"):
         compose({}, [word for word in words if re.match(r"[a-z_.]+=", word)])

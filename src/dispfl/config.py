@@ -189,17 +189,20 @@ def _value(text: str) -> Any:
 
 
 def _all_keys(kind: type[RunSettings]) -> list[str]:
-    """Return all keys of settings: top-level ones, then those of tables, as `method.density`."""
-    keys = dict.fromkeys(kind.model_fields)
+    """Return all keys of settings: top-level ones, then those of tables, as `method.density`.
+
+    Those of the default components come before those that only others have.
+    """
+    default_classes: list[type[Settings]] = []
+    other_classes: list[type[Settings]] = []
     for key, field in kind.model_fields.items():
+        if isinstance(field.default, Settings):
+            default_classes.append(type(field.default))
         if key in kind.CHOICES:
-            classes = settings_classes(key)
-        elif isinstance(field.default, Settings):
-            classes = [type(field.default)]
-        else:
-            continue
-        for cls in classes:
-            keys |= dict.fromkeys(f"{cls.table}.{name}" for name in cls.model_fields)
+            other_classes += settings_classes(key)
+    keys = dict.fromkeys(kind.model_fields)
+    for cls in (*default_classes, *other_classes):
+        keys |= dict.fromkeys(f"{cls.table}.{name}" for name in cls.model_fields)
     return list(keys)
 
 

@@ -263,7 +263,10 @@ def test_a_config_file_may_be_in_a_folder_named_like_a_setting(
         ),
         (["rounds=1", "peers"], "Expected key=value, got 'peers'; for example method.density=0.2."),
         (["none.toml"], "The config file none.toml does not exist."),
-        (["model=[/b]"], "model '[/b]' does not exist. Known: cnn, mlp, resnet18, unet, vgg11."),
+        (
+            ["model=[/b]"],
+            "model '[/b]' does not exist. Known: cnn, mlp, resnet18, text, unet, vgg11.",
+        ),
         (["--resume", "none"], "none is not a run directory: it has no config.toml."),
         (
             ["partition.samples_per_peer=9999"],

@@ -82,7 +82,7 @@ def test_row_keys_are_unique() -> None:
 
 
 def test_all_names_exist_in_our_registries() -> None:
-    assert {r.method for r in ROWS} == set(METHODS)
+    assert {r.method for r in ROWS} <= set(METHODS)
     assert {r.data for r in ROWS} <= set(DATASETS)
     assert {r.model for r in ROWS} <= set(MODELS)
     assert {r.topology for r in ROWS} - {None} <= set(TOPOLOGIES)

@@ -49,12 +49,17 @@ def stacked(batches: Sequence[Inputs]) -> Inputs:
     return torch.stack(list(batches))
 
 
-def forward(module: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the outputs of a module: its result, or the `logits` of a result that has them."""
+def call(module: nn.Module, inputs: Inputs) -> Any:
+    """Return what a module returns for inputs, or for inputs by name."""
     if isinstance(inputs, Mapping):
         _check_arguments(module, inputs)
-        return outputs_of(module(**inputs), module)
-    return outputs_of(module(inputs), module)
+        return module(**inputs)
+    return module(inputs)
+
+
+def forward(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the outputs of a module: its result, or the `logits` of a result that has them."""
+    return outputs_of(call(module, inputs), module)
 
 
 def forward_with(module: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

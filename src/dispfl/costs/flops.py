@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dispfl.core.inputs import Inputs, forward
+from dispfl.core.inputs import Inputs, call
 from dispfl.core.layout import Layout
 
 log = logging.getLogger("dispfl")
@@ -117,10 +117,10 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Inputs) -> ForwardCo
     module.eval()
     try:
         with _without_fused_attention(), counter:
-            forward(module, sample)
+            call(module, sample)
     except Exception:
         with torch.no_grad():
-            forward(module, sample)  # an error of the network itself is raised here
+            call(module, sample)  # an error of the network itself is raised here
         everything = (f"anything of {type(module).__name__}, which torch cannot count",)
         nothing: tuple[frozenset[int], ...] = (frozenset(),) * len(layout.sizes)
         return ForwardCost(

@@ -287,8 +287,9 @@ def _collect_metrics(
                 continue
             report, messages = report_of(entry)
             if name in online:
-                report.received = entry["received"]
-                report.missed = entry["missed"]
+                roster = set(context.roster)  # others may have joined meanwhile
+                report.received = sorted(roster.intersection(entry["received"]))
+                report.missed = sorted(roster.intersection(entry["missed"]))
             results[name] = StepResult(report, messages)
             round_end = max(round_end, entry["time"])
         duration = round_end - round_start
