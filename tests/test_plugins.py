@@ -204,7 +204,11 @@ def test_compare_takes_names_and_references_and_resumes(
     ended = command(*words)
     assert ended.code == 0, ended.printed
     assert "3 runs: 1 done" in ended.printed
-    assert config(here / "grid/halfway/seed-0")["method"] == {"name": "halfway", "share": 0.25}
+    assert config(here / "grid/halfway/seed-0")["method"] == {
+        "name": "halfway",
+        "private": [],
+        "share": 0.25,
+    }
     assert summary(here / "grid/halfway/seed-0")["method"] == "half"
     assert results(here / "grid/my_module.Mine/seed-0") == results(by_name)
     assert "my_module:Mine" in (here / "grid/comparison.md").read_text()

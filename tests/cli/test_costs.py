@@ -9,8 +9,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from dispfl.cli.costs import costs
+from dispfl.config import compose, read_toml
 from dispfl.errors import ConfigError, RunError
 from dispfl.paper import printed_costs as paper_costs
+from dispfl.runs.directory import read_metrics
+from dispfl.runs.execute import ExperimentRun
 
 app = typer.Typer()
 app.command()(costs)
@@ -273,4 +276,24 @@ def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     assert isinstance(wrong, RunError)
     assert str(wrong).startswith(
         "The network, on an image of shape 3x32x32: Rows.forward (rows_net.py, line 12) rai"
+    )
+
+
+def test_the_costs_of_own_data_are_those_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k % 7},{k % 5},{3.5 * k}" for k in range(60)]
+    (tmp_path / "houses.csv").write_text("\n".join(["rooms,age,price", *rows]))
+    (tmp_path / "my.toml").write_text(
+        'task = "regression"\npeers = 3\nrounds = 1\ntopology = "full"\nmodel = "mlp"\n'
+        '[data]\npath = "houses.csv"\nlabel = "price"\n[partition]\ntest_samples_per_peer = 4\n'
+    )
+    estimated = json.loads(printed("my.toml", "--json"))
+    ExperimentRun.create(compose(read_toml(Path("my.toml")), ["workers=1"]), Path("run")).run()
+    (record,) = read_metrics(Path("run"))
+    assert estimated["paper"]["flops_per_peer_round"] == record["flops_per_peer"]
+    assert estimated["paper"]["busiest_mb"] == pytest.approx(record["busiest"]["paper_mb"])
+    assert estimated["wire"]["busiest_down_mb"] == pytest.approx(
+        record["busiest"]["wire_down_mb"], rel=1e-6
     )

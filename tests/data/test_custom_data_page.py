@@ -19,7 +19,7 @@ from dispfl.runs.execute import execute
 from dispfl.runs.prepare import experiment_context, split_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "custom-data.md").read_text()
-COMMAND, BY_COLUMN, UNSEEN = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+COMMAND, BY_COLUMN, SHIFT, UNSEEN = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 [TABLE] = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
 ARRAYS, MODULE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 CONFIGS = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
@@ -91,9 +91,15 @@ def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(
 
 
 @pytest.mark.parametrize(
-    "command", [BY_COLUMN, f"{UNSEEN.strip()} peers=4"], ids=["by column", "unseen peers"]
+    ("command", "summary"),
+    [
+        (BY_COLUMN, "summary.json"),
+        (f"{SHIFT.strip()} peers=3", "dispfl/seed-0/summary.json"),
+        (f"{UNSEEN.strip()} peers=4", "summary.json"),
+    ],
+    ids=["by column", "shift", "unseen peers"],
 )
-def test_the_other_commands_on_the_page_run(command: str, workplace: Path) -> None:
+def test_the_other_commands_on_the_page_run(command: str, summary: str, workplace: Path) -> None:
     arguments = [
         *shlex.split(command)[1:],
         "rounds=1",
@@ -104,4 +110,4 @@ def test_the_other_commands_on_the_page_run(command: str, workplace: Path) -> No
     ]
     done = CliRunner().invoke(app, arguments)
     assert done.exception is None, done.output
-    assert (workplace / "run" / "summary.json").exists()
+    assert (workplace / "run" / summary).exists()

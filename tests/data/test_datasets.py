@@ -213,8 +213,8 @@ def test_missing_files_are_named_with_the_places_and_the_fix(tmp_path: Path) -> 
     assert "looked for train.bin test.bin, or train test meta in" in sentence
     assert f"{tmp_path / 'cache'}, {tmp_path / 'system'}" in sentence
     assert (
-        "Run `dispfl data get cifar100`, or name the folder that has them with --data-dir or"
-        " DISPFL_DATA." in sentence
+        "Run `dispfl data get cifar100`, or name the folder that has them with --data-dir (in"
+        " Python, Data(dir=...)) or DISPFL_DATA." in sentence
     )
 
 

@@ -380,6 +380,8 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_a_sentence(
     }
 
     def failing(outputs: Tensor, labels: Tensor) -> Tensor:
+        if len(labels) == 2:  # as before the first round
+            return torch.nn.functional.cross_entropy(outputs, labels)
         raise ZeroDivisionError("not mine")
 
     def network() -> torch.nn.Module:

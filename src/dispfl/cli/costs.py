@@ -49,7 +49,9 @@ def costs(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a round costs in bytes and FLOPs, without training and without data files.
+    """Print what a round costs in bytes and FLOPs, without training.
+
+    Data files are not needed, except your own (data.path, data.factory).
 
     Defaults are the paper's: Dis-PFL at density 0.5, ResNet-18,
     CIFAR-10, 100 peers with 500 samples each (all training samples),
@@ -113,9 +115,15 @@ def _compare_with_paper(as_json: bool) -> None:
 
 
 def _cost_inputs(experiment: "Experiment") -> "CostInputs":
-    from dispfl.costs.estimate import CostInputs
+    from dispfl.costs.estimate import CostInputs, OwnData
     from dispfl.data.catalogue import describe
+    from dispfl.data.datasets import CustomData
+    from dispfl.runs.prepare import prepare
 
+    if isinstance(experiment.data, CustomData):
+        dataset, _, context = prepare(experiment)
+        data = OwnData(dataset.name, dataset.shape, len(dataset.classes))
+        return CostInputs.of_run(experiment, context, data)
     spec = describe(experiment.data.name)
     requested = experiment.partition.samples_per_peer
     most = spec.train // experiment.peers

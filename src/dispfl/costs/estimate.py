@@ -1,4 +1,4 @@
-"""What a round will cost, before training and without data.
+"""What a round will cost, before training; without data, unless they are the user's own.
 
 Costs depend on model, masks and topology. They are counted in two ways. As in the paper: 4 bytes
 per kept value and nothing for masks, MB are 1e6 bytes, the node with the largest download;
@@ -50,11 +50,21 @@ MAX_DRAWN_WEIGHTS = 20_000_000
 
 
 @dataclass(frozen=True)
+class OwnData:
+    """What costs depend on of a user's own data."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    """Classes, or other outputs."""
+
+
+@dataclass(frozen=True)
 class CostInputs:
     """Everything that the costs of a round depend on."""
 
     model: Model
-    data: DataSpec
+    data: DataSpec | OwnData
     method: Method
     topology: Topology
     peers: int
@@ -67,17 +77,30 @@ class CostInputs:
     """Whether peers have validation data besides these samples."""
     names: tuple[str, ...] = ()
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
+    run: RunContext | None = None
+    """The context of the run itself, where its data had to be read."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> "CostInputs":
         """Return what the costs of an experiment's rounds depend on."""
+        data = describe(experiment.data.name)
+        return cls._of(experiment, data, experiment.training_samples)
+
+    @classmethod
+    def of_run(cls, experiment: Experiment, run: RunContext, data: OwnData) -> "CostInputs":
+        """Return the same for a user's own data, which the run has read and divided."""
+        samples = round(fmean(len(peer.train) for peer in run.data.peers.values()))
+        return replace(cls._of(experiment, data, samples), run=run)
+
+    @classmethod
+    def _of(cls, experiment: Experiment, data: DataSpec | OwnData, samples: int) -> "CostInputs":
         return cls(
             model=experiment.model,
-            data=describe(experiment.data.name),
+            data=data,
             method=experiment.method,
             topology=experiment.topology,
             peers=experiment.peers,
-            samples=experiment.training_samples,
+            samples=samples,
             train=experiment.train,
             wire=experiment.wire,
             seed=experiment.seed,
@@ -88,7 +111,11 @@ class CostInputs:
 
     @cached_property
     def context(self) -> RunContext:
-        """The context of such a run, without any data."""
+        """The context of such a run, without any data unless they had to be read."""
+        if self.run is not None:
+            return self.run
+        assert isinstance(self.data, DataSpec)
+        classes = self.data.classes
         channels, size, _ = self.data.shape
         settings = Simulation(
             peers=self.peers,
@@ -103,7 +130,7 @@ class CostInputs:
         return RunContext(
             settings=settings,
             data=RunData(remote_peers=settings.roster),
-            model=lambda: self.model.build(channels, self.data.classes, size),
+            model=lambda: self.model.build(channels, classes, size),
             input_shape=self.data.shape,
         )
 
@@ -120,9 +147,25 @@ class CostInputs:
     @cached_property
     def layout(self) -> Layout:
         """The parameters of the network, with their units where masks are of channels."""
-        if self.method.masks_channels:
+        if self.method.masks_channels or self.run is not None:
             return self.context.layout
-        return network(self.model, self.data.shape, self.data.classes)[0]
+        return self._network[0]
+
+    @cached_property
+    def forward(self) -> ForwardCost:
+        """What each parameter of the network costs in a forward pass of one sample."""
+        return self._network[1]
+
+    @cached_property
+    def _network(self) -> tuple[Layout, ForwardCost]:
+        if self.run is None:
+            assert isinstance(self.data, DataSpec)
+            return network(self.model, self.data.shape, self.data.classes)
+        module = self.run.module()
+        layout = Layout.of(module)
+        first_peer = next(iter(self.run.data.peers.values()))
+        sample, _ = next(first_peer.train.batches(1))
+        return layout, forward_cost(module, layout, sample)
 
 
 @dataclass(frozen=True)
@@ -197,7 +240,7 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     FedFOMO also trains on its validation data, and D-PSGD under a fixed mask pays for a mask search
     too.
     """
-    _, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
+    forward = inputs.forward
     layout = inputs.layout
     kept_counts = {}
     for density in sorted(set(inputs.densities.values())):

@@ -50,7 +50,8 @@ def test_bytes_count_for_unknown_until_the_first_request_of_a_member(
         await alice.request("bob", Request("sync", {}))
         await carol.request("bob", Request("sync", {}, b"x" * 5000))
         traffic = bob.counters.traffic
-        assert traffic["carol"].received > traffic["alice"].received + 5000
+        # Signatures in handshakes differ by a few bytes.
+        assert traffic["carol"].received > traffic["alice"].received + 4990
         assert (traffic["unknown"].sent, traffic["unknown"].received) == (0, 0)
         del network.members[network.sites["alice"].der]
         fresh = network.join("alice")
