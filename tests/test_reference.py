@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from program import Dispfl, dispfl
 
 __all__ = ["dispfl"]
@@ -94,3 +95,24 @@ def test_explain_prints_an_entry(dispfl: Dispfl) -> None:
     site = " ".join(dispfl("explain", "site.toml").out.split())
     assert "all others but `peers`" in site
     assert "threads a whole number of at least 1" in site
+
+
+def test_settings_of_a_users_own_method_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_explained.py").write_text(
+        "from dispfl import DisPFL\n\n\n"
+        "class Careful(DisPFL):\n"
+        '    """Dis-PFL that waits."""\n\n'
+        "    patience: int = 3\n"
+        '    """Rounds to wait."""\n'
+    )
+    table, entries = find_entries("own_explained:Careful")
+    assert table.components == {"own_explained:Careful": "Dis-PFL that waits."}
+    by_key = {entry.key: entry for entry in entries}
+    assert by_key["method.patience"].meaning == "Rounds to wait."
+    assert by_key["method.patience"].default == "3"
+    assert "method.density" in by_key
+    with refused(ConfigError, key="json:loads"):
+        find_entries("json:loads")

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +20,7 @@ from dispfl.experiment import Experiment
 from dispfl.models.settings import MODELS
 from dispfl.registry import FUNCTIONS, REGISTRIES, settings_classes
 from dispfl.settings import Settings, bounds, did_you_mean, within
+from dispfl.user_functions import import_reference
 
 TABLES = {
     "method": "What a peer does in a round.",
@@ -119,12 +121,18 @@ def _of_site(table: Table) -> Table:
 
 
 def find_entries(key: str) -> tuple[Table, list[Entry]]:
-    """Return a table and its entries that a key, the last part of one, or a table's name means."""
+    """Return a table and its entries that a key, the last part of one, or a table's name means.
+
+    `module:Class` means a component of the user's own.
+    """
+    if ":" in key:
+        own_table = _own_component(key)
+        return own_table, list(own_table.entries)
     tables = (*settings_reference(), *site_reference())
     for table in tables:
         if key and key == table.name:
             return table, list(table.entries)
-        if key in table.components and ":" not in key:
+        if key in table.components:
             return table, _entries_of(table, key)
 
     matches = []
@@ -141,6 +149,21 @@ def find_entries(key: str) -> tuple[Table, list[Entry]]:
         raise ConfigError(f"Unknown key {key}. {did_you_mean(key, all_keys)}{missing}", key=key)
     first_table, _ = matches[0]
     return first_table, [entry for _, entry in matches]
+
+
+def _own_component(reference: str) -> Table:
+    """Return the settings of a class of the user's own, as a table that has it alone."""
+    component = import_reference("explain", reference, Path.cwd())
+    key = getattr(component, "table", "")
+    if not isinstance(component, type) or key not in REGISTRIES:
+        raise ConfigError(
+            f"{reference} has no settings to explain: it is not a class of a method, topology,"
+            " partition or another component.",
+            key=reference,
+        )
+    cls = REGISTRIES[key].find(reference)
+    table = _table(key, [cls], None)
+    return replace(table, components={reference: _first_paragraph(cls)})
 
 
 def _entries_of(table: Table, component: str) -> list[Entry]:

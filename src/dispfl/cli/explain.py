@@ -18,7 +18,8 @@ def explain(
     key: Annotated[
         str,
         typer.Argument(
-            help="A setting (train.momentum), table (train), component (ditto), or site.toml.",
+            help="A setting (train.momentum), table (train), component (ditto, mine:MyMethod),"
+            " or site.toml.",
             autocompletion=complete_explained,
         ),
     ] = "",
