@@ -13,7 +13,7 @@ from dispfl.cli.completion import complete_config_and_settings
 from dispfl.cli.run import TrustOption
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import read_regular
-from dispfl.report.units import BYTES, axis_unit, bytes_text
+from dispfl.report.units import BYTES, axis_unit, common_unit
 from dispfl.terminal import SafeConsole, print_text
 
 if TYPE_CHECKING:
@@ -187,8 +187,13 @@ def show(path: Path, console: "Console") -> None:
 
 def network_line(network: Mapping[str, Any]) -> str:
     """Describe the bytes of the messages and of the sockets."""
-    messages = bytes_text(1e6 * network["ledger_mb"])
-    text = f"Messages {messages}, on the sockets {bytes_text(1e6 * network['socket_mb'])}"
+    messages = 1e6 * network["ledger_mb"]
+    sockets = 1e6 * network["socket_mb"]
+    unit = common_unit([messages, sockets], BYTES)
+    text = (
+        f"Messages {unit.text(messages)} {unit.name}, on the sockets {unit.text(sockets)}"
+        f" {unit.name}"
+    )
     overhead = network["overhead_percent"]
     if overhead is not None:
         text += f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
