@@ -88,7 +88,9 @@ class WordLengths:
         for row, text in enumerate(texts):
             numbers = [len(word) for word in text.split()][:length]
             ids[row, : len(numbers)] = torch.tensor(numbers)
-        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+        segments = torch.zeros_like(ids)  # as BERT's tokenizers return them
+        mask = (ids > 0).long()
+        return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
 
 
 def test_a_tokenizer_of_transformers_is_loaded_by_name(
@@ -102,6 +104,7 @@ def test_a_tokenizer_of_transformers_is_loaded_by_name(
     monkeypatch.setitem(sys.modules, "transformers", library)
     inputs, _ = next(load_custom(settings).samples()[0].batches(1))
     assert inputs["input_ids"][0, :3].tolist() == [2, 2, 4]  # it is cold
+    assert inputs.keys() == {"input_ids", "attention_mask"}  # all that a network must take
     with refused(DataError):
         load_custom(settings.model_copy(update={"tokenizer": "none"}))
 

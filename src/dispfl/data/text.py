@@ -39,9 +39,9 @@ def tokenize(
         ) from None
 
     folder = (home or Path()) / Path(tokenizer).expanduser()
-    name = str(folder) if folder.exists() else tokenizer
+    source = str(folder) if folder.exists() else tokenizer
     try:
-        encode = transformers.AutoTokenizer.from_pretrained(name)
+        encode = transformers.AutoTokenizer.from_pretrained(source)
         encoded = encode(
             list(texts),
             padding="max_length",
@@ -52,7 +52,7 @@ def tokenize(
     except Exception as problem:  # of the file system, the network, or a damaged file
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise DataError(f"The tokenizer {tokenizer} cannot be used: {reason}.") from problem
-    return {str(key): tensor for key, tensor in encoded.items()}
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
 def _hashed_words(texts: Sequence[str], tokens: int) -> dict[str, Tensor]:
