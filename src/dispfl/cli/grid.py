@@ -18,6 +18,7 @@ from dispfl.terminal import SafeConsole, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dispfl.report.tables import Table
     from dispfl.runs.grid import GridRun
 
 ConfigOption = Annotated[
@@ -300,6 +301,18 @@ def parse_targets(text: str, shares: bool = True) -> list[float]:
     return sorted(set(targets))
 
 
+def print_table(table: "Table", console: "Console", where_omitted: str) -> None:
+    """Print a table with its notes; `where_omitted` says where columns without room are."""
+    from dispfl.report.tables import omitted_note
+
+    drawn, omitted = table.on_console(console)
+    console.print(drawn)
+    for sentence in table.notes:
+        print_text(console, sentence, "dim")
+    if omitted:
+        print_text(console, omitted_note(omitted, where_omitted))
+
+
 def _count_states(cells: "Sequence[GridRun]") -> str:
     """`27 runs, 21 trainings: 20 done, 1 to resume, 6 to start.`"""
     from dispfl.report.wording import plural
@@ -337,7 +350,6 @@ def _write_comparison(
     from dispfl.report.page import write_page
     from dispfl.report.result_tables import comparison_table, write_tables
     from dispfl.report.runs import Budget, read_run, run_labels
-    from dispfl.report.tables import omitted_note
 
     runs = [read_run(cell.path) for cell in cells]
     labels = run_labels(runs)
@@ -356,12 +368,7 @@ def _write_comparison(
     if options.percent:
         comparison = in_percent(comparison)
     table = comparison_table(comparison, options.columns)
-    drawn, omitted = table.on_console(console)
-    console.print(drawn)
-    for sentence in table.notes:
-        print_text(console, sentence, "dim")
-    if omitted:
-        print_text(console, omitted_note(omitted, "The files contain all columns."))
+    print_table(table, console, "The files contain all columns.")
 
     files = write_tables(comparison, out, columns=options.columns)
     pages = []

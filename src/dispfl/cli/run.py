@@ -328,15 +328,18 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
                 default.parent.rmdir()
 
 
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR...",
+        autocompletion=complete_runs,
+        help="Run directories, or folders that contain some, such as compare's.",
+    ),
+]
+
+
 def show(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            autocompletion=complete_runs,
-            help="Run directories, or folders that contain some, such as compare's.",
-        ),
-    ],
+    directories: RunFolders,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
     """Print the results of runs, finished or not, and who is ahead of Dis-PFL, or of the first.

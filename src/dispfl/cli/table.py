@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli.completion import complete_runs
 from dispfl.cli.grid import (
     AgainstOption,
     BudgetOption,
@@ -13,8 +12,10 @@ from dispfl.cli.grid import (
     PercentOption,
     TargetsOption,
     parse_targets,
+    print_table,
     split_commas,
 )
+from dispfl.cli.run import RunFolders
 from dispfl.errors import ConfigError, reading
 from dispfl.terminal import SafeConsole, print_text
 
@@ -22,14 +23,7 @@ FORMATS = (".tex", ".md", ".csv")
 
 
 def table(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            autocompletion=complete_runs,
-            help="Run directories, or folders that contain some, such as compare's.",
-        ),
-    ],
+    directories: RunFolders,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Also write it to this file: .tex, .md or .csv."),
@@ -54,7 +48,6 @@ def table(
     from dispfl.report.data_tables import compare_by_data, data_csv, data_table
     from dispfl.report.result_tables import comparison_table
     from dispfl.report.runs import Budget, read_runs
-    from dispfl.report.tables import omitted_note
 
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"--out must end with {', '.join(FORMATS)}, got {out}.", key="--out")
@@ -71,12 +64,7 @@ def table(
         shown = data_table(comparisons, keys)
 
     console = SafeConsole()
-    drawn, omitted = shown.on_console(console)
-    console.print(drawn)
-    for sentence in shown.notes:
-        print_text(console, sentence, "dim")
-    if omitted:
-        print_text(console, omitted_note(omitted, "A file (--out) has more room."))
+    print_table(shown, console, "A file (--out) has more room.")
     if out is not None:
         match out.suffix:
             case ".tex":
