@@ -57,7 +57,7 @@ def make_round(context: RunContext) -> Callable[[], None]:
     short = context.changed(train=Train(epochs=1, batch_size=PAPER_BATCH))
     short = replace(short, known_layout=context.layout)
     state = peer_step(short, network, task, state, received).next_state
-    task = PeerTask(task.peer, 1, task.graph)
+    task = PeerTask(task.peer, 1, task.senders)
 
     def run() -> None:
         models = {peer: _with_new_mask(model) for peer, model in received.items()}

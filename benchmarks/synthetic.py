@@ -66,4 +66,4 @@ def first_step(
     graph = settings.topology.online_neighbours(settings.seed, 0, context.roster)
     peer = context.roster[0]
     received = {sender: states[sender].model for sender in graph[peer]}
-    return PeerTask(peer, 0, graph, evaluate=evaluate), states[peer], received
+    return PeerTask(peer, 0, graph[peer], evaluate=evaluate), states[peer], received

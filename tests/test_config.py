@@ -322,6 +322,8 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
         "method.first_weights": ("shared", None),
         "method.structure": ("weights", None),
         "method.keep": ([], None),
+        "method.affinity": ("none", None),
+        "method.affinity_strength": (2.5, None),
         "method.robust": ("none", None),
         "method.byzantine": (0.2, None),
         "rounds": (3, 4),

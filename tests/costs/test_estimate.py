@@ -211,7 +211,7 @@ SMALL_RUN: dict[str, Any] = {
 }
 
 
-NOT_IN_THE_FIRST_ROUND = ("dispfl", "subfedavg", "fedala", "ssfl")
+NOT_IN_THE_FIRST_ROUND = ("dispfl", "subfedavg", "fedala", "ssfl", "fedfomo")
 """Methods whose first round with default settings is not what `costs` estimates, or is below."""
 
 
@@ -220,6 +220,8 @@ NOT_IN_THE_FIRST_ROUND = ("dispfl", "subfedavg", "fedala", "ssfl")
     [
         *([f"method={name}"] for name in METHODS if name not in NOT_IN_THE_FIRST_ROUND),
         ["method=ssfl", "method.density=1"],  # without a mask to find
+        ["method=fedfomo", "method.explore=1"],  # without peers that choose each other
+        ["method.affinity=head", "method.density=0.3"],
         ["method=fedala", "method.cohort=6", "rounds=3"],  # from its third round on
         ["method=fedrep", "train.steps=3"],
         ["method=ditto", "train.steps=3"],

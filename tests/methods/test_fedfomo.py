@@ -208,42 +208,35 @@ def choose(
     return list(method.choose(state, neighbourhood, rng=torch.Generator().manual_seed(seed)))
 
 
-def test_half_of_the_choices_are_the_most_preferred_and_half_are_random() -> None:
-    """Peer 000 may receive from four of seven: 005 and 003 helped most, the other two vary."""
-    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:5], EIGHT[1:])
-    picks = [
-        choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed)
-        for seed in range(30)
-    ]
-    for picked in picks:
-        assert picked == sorted(set(picked))
-        assert len(picked) == 4
-        assert {"003", "005"} <= set(picked)
-        assert "000" not in picked
+def test_half_of_the_choices_are_the_most_preferred_and_half_are_random_neighbours() -> None:
+    """Of four models, 005 and 003 helped most, and the topology's neighbours are the others."""
+    neighbourhood = Neighbourhood(EIGHT, ["001", "006"], EIGHT[1:], choices=2)
+    preference = [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2]
+    assert choose(FedFOMO(), preference, neighbourhood) == ["001", "003", "005", "006"]
+
+
+def test_without_preferences_only_neighbours_are_chosen() -> None:
+    neighbourhood = Neighbourhood(EIGHT, ["001", "006"], EIGHT[1:], choices=2)
+    assert choose(FedFOMO(), None, neighbourhood) == ["001", "006"]
+
+
+def test_where_the_topology_gives_all_neighbours_half_are_the_preferred_ones() -> None:
+    """Of seven neighbours it receives two: 005 helped most, the other one varies."""
+    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:], EIGHT[1:])
+    preference = [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2]
+    picks = [choose(FedFOMO(models=2), preference, neighbourhood, seed) for seed in range(30)]
+    assert all("005" in picked and len(picked) == 2 for picked in picks)
     assert {name for picked in picks for name in picked} == set(EIGHT[1:])
 
 
-def test_without_preferences_all_choices_are_random() -> None:
-    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:5], EIGHT[1:])
-    picks = {tuple(choose(FedFOMO(), None, neighbourhood, seed)) for seed in range(30)}
-    assert len(picks) > 10
-    assert all(len(set(picked)) == 4 for picked in picks)
-
-
-@pytest.mark.parametrize(("explore", "liked"), [(0.0, ["003", "005", "007"]), (1.0, None)])
-def test_without_exploration_only_preferred_peers_are_chosen_if_there_are_any(
-    explore: float, liked: list[str] | None
+@pytest.mark.parametrize(
+    ("explore", "models", "degree", "choices"),
+    [(0.5, 10, 4, 2), (0.0, 10, 4, 3), (1.0, 10, 4, 0), (0.5, 2, 4, 1), (0.5, 10, 1, 0)],
+)
+def test_peers_choose_all_but_the_explored_ones_and_at_least_one_is_a_neighbour(
+    explore: float, models: int, degree: int, choices: int
 ) -> None:
-    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:4], EIGHT[1:])
-    picks = [
-        choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed)
-        for seed in range(30)
-    ]
-    assert (
-        all(picked == liked for picked in picks)
-        if liked
-        else len({tuple(picked) for picked in picks}) > 10
-    )
+    assert FedFOMO(explore=explore, models=models).choices(degree, t=0, T=1) == choices
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.files import SITES
+from dispfl.methods.base import GossipMethod
 from dispfl.peer.local_federation import (
     PeerProcesses,
     collect_results,
@@ -31,6 +32,7 @@ from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.report.runs import read_run
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.links import decode_links
 from dispfl.topology import peer_names
 
 TINY = [
@@ -192,6 +194,32 @@ def test_real_peers_send_and_count_what_a_method_of_ones_own_publishes(
 ) -> None:
     """Tensors beside the model, and a part of it: both as in the simulation."""
     check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.affinity=head", "method.density=[0.4,0.8]"],
+        ["method=fedfomo", "method.explore=0.3"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_real_peers_that_choose_each_other_or_decline_agree_with_the_simulation(
+    start: Callable[[int], PeerProcesses], settings: list[str]
+) -> None:
+    run = ["peers=6", "rounds=6", "topology=random", "topology.degree=3", "partition=pathological"]
+    processes = start(6)
+    experiment = compose({}, [*TINY, *run, *settings])
+    check_agreement(processes, experiment)
+    assert isinstance(experiment.method, GossipMethod)
+    chosen = 0
+    for t, record in enumerate(read_metrics(processes.out)):
+        links = decode_links(record["links"], processes.names)
+        assert max(map(len, links.values())) <= 3
+        neighbours = 3 - experiment.method.choices(3, t, 6)
+        chosen += sum(map(len, links.values())) - 6 * neighbours
+    if "method.affinity=head" in settings:
+        assert chosen > 0  # some chose each other
 
 
 def test_a_real_peer_whose_method_sends_what_it_does_not_declare_says_so(

@@ -24,9 +24,7 @@ def test_a_node_runs_to_the_end_while_all_others_are_revoked_and_accepted_again(
     topology: str,
 ) -> None:
     world = World(5, reliable, peers=6, rounds=20)
-    object.__setattr__(
-        world.context, "topology", TOPOLOGIES[topology](name=topology)
-    )  # a random one has degree 10
+    world.context = world.context.changed(topology=TOPOLOGIES[topology](name=topology))
     everybody, world.members.is_fixed = list(world.names), False
 
     async def story() -> None:

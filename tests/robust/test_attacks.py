@@ -134,6 +134,15 @@ def test_lies_about_masks_by_hand() -> None:
     assert attack_model("sole-holder") == [1, 2, round(-10 * sqrt((1 + 4) / 2), 4), None]
 
 
+def test_a_copied_head_is_the_targets_own_and_the_rest_is_the_opposite_of_the_mean() -> None:
+    """The last layer are the weights from the second on; the third of them the target regrows."""
+    known = replace(target(), head=slice(1, 4))
+    told = ATTACK_FUNCTIONS["copy-head"]("001", SENT, known)
+    weights, mask = told.unpack()
+    assert mask.tolist() == REQUEST.unpack().tolist()
+    assert weights[:3].tolist() == pytest.approx([-MEANS[0], 2, -MEANS[2]], abs=1e-4)
+
+
 def test_meeting_the_victim_makes_its_plain_average_the_opposite_unless_that_is_too_large() -> None:
     crowd = target(byzantine=3)
     told = ATTACK_FUNCTIONS["meet-target"]("001", SENT, crowd)

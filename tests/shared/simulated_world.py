@@ -112,10 +112,15 @@ class RecordedModels(PublishedModels):
         self.name, self.world = name, world
 
     def publish(
-        self, t: int, model: PackedModel, receivers: Iterable[str], silent: Collection[str]
+        self,
+        t: int,
+        model: PackedModel,
+        receivers: Iterable[str],
+        silent: Collection[str],
+        chosen: Iterable[str] = (),
     ) -> None:
         self.world.published[self.name, t].append(model)
-        super().publish(t, model, receivers, silent)
+        super().publish(t, model, receivers, silent, chosen)
 
 
 @dataclass

@@ -94,11 +94,12 @@ def test_fixed_graphs_are_the_same_in_every_round_and_for_every_seed() -> None:
         assert topology.neighbours(0, 0, TEN) == topology.neighbours(5, 7, TEN)
 
 
-def test_only_in_random_graphs_can_a_peer_reach_others_than_its_neighbours() -> None:
-    received = {"000": ["001"], "001": ["003"], "003": ["000"]}  # 002 is offline
-    assert RandomRegular(degree=1).reachable(received, "000") == ["001", "003"]
+def test_only_random_graphs_give_up_neighbours_for_a_choice() -> None:
     for topology in (Ring(), Full(), Grid(), Exponential()):
-        assert topology.reachable(received, "000") == ["001"]
+        assert not topology.offers_choice
+    thinned = RandomRegular(degree=4).thinned(3)
+    assert RandomRegular(degree=4).offers_choice
+    assert all(len(senders) == 1 for senders in thinned.neighbours(0, 0, TEN).values())
 
 
 @pytest.mark.parametrize(

@@ -259,11 +259,11 @@ def run_grid(
     Ctrl-C prints how to resume: the same command followed by `resume_options`.
     """
     from dispfl.cli.progress import show_grid_progress
-    from dispfl.cli.run import warn_about_noise
+    from dispfl.cli.run import warn_about_protection
     from dispfl.runs.grid import RunState, run_missing
     from dispfl.runs.jobs import run_in_processes
 
-    warn_about_noise(cell.experiment for cell in cells if cell.state is not RunState.DONE)
+    warn_about_protection(cell.experiment for cell in cells if cell.state is not RunState.DONE)
     try:
         with show_grid_progress(cells, console) as display:
             if jobs > 1:

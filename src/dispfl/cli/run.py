@@ -245,7 +245,7 @@ def run_to_end(
 
     experiment = prepared.experiment
     path = prepared.directory.path
-    warn_about_noise([experiment])
+    warn_about_protection([experiment])
     try:
         if describe:
             with prepared.directory.closed_on_failure():  # code of a user's own
@@ -288,14 +288,25 @@ def data_dir_override(data_dir: Path | None) -> list[str]:
     return [f"data.dir={json.dumps(folder, ensure_ascii=False)}"]  # quoted as in TOML
 
 
-def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
-    """Warn once, on stderr, that a run with noise is not therefore private."""
-    if any(experiment.train.noise_std for experiment in experiments):
-        typer.echo(
-            "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and not"
-            " per sample, and the privacy loss of the rounds is not accounted.",
-            err=True,
-        )
+def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
+    """Warn once, on stderr, about runs that are less private or robust than they may seem."""
+    from dispfl.methods.dispfl import DisPFL
+
+    warnings = set()
+    for experiment in experiments:
+        if experiment.train.noise_std:
+            warnings.add(
+                "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and"
+                " not per sample, and the privacy loss of the rounds is not accounted."
+            )
+        method = experiment.method
+        if isinstance(method, DisPFL) and method.affinity != "none" and method.robust == "clip":
+            warnings.add(
+                "method.affinity with method.robust=clip: under some attacks it loses up to 1.6"
+                " points more than clip alone, because peers receive fewer models."
+            )
+    for warning in sorted(warnings):
+        typer.echo(warning, err=True)
 
 
 @contextlib.contextmanager

@@ -151,10 +151,13 @@ def _members(members: "Sequence[MemberStatus]") -> "Table":
 
 def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     has_distances = any(peer.get("distance") is not None for peer in peers.values())
+    has_affinities = any(peer.get("affinity") is not None for peer in peers.values())
     has_privacy = any(peer.get("privacy") for peer in peers.values())
     columns = ["name", "round", "seen", "received", "sent", "answered", "missed", "latency"]
     if has_distances:
         columns.append("distance")
+    if has_affinities:
+        columns += ["similarity", "counts"]
     if has_privacy:
         columns.append("privacy")
 
@@ -173,10 +176,16 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
         if has_distances:
             distance = peer.get("distance")
             cells.append("-" if distance is None else f"{distance:.3g}")
+        if has_affinities:
+            cells += [_two_digits(peer.get("similarity")), _two_digits(peer.get("affinity"))]
         if has_privacy:
             cells.append(_privacy(peer.get("privacy")))
         _add(table, *cells)
     return table
+
+
+def _two_digits(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
 
 
 def _latency(peer: Mapping[str, Any]) -> str:

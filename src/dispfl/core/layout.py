@@ -74,6 +74,12 @@ class Layout:
         """The shape of each parameter."""
         return dict(zip(self.names, self.shapes, strict=True))
 
+    @cached_property
+    def head(self) -> slice:
+        """The slice of the last layer, with all its parameters, in the flat vector."""
+        is_head = self.matching("head", "head")
+        return slice(self.slices[is_head.index(True)].start, self.size)
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the flat vector as one shaped view per parameter, without copying."""
         parameters = zip(self.slices, self.shapes, strict=True)

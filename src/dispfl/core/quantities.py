@@ -205,6 +205,12 @@ ROUND_QUANTITIES = (
         "in the same form, the models that were requested in vain, or refused; null: none",
     ),
     Quantity(
+        "similarities",
+        Shape.LINKS,
+        "with [affinities](../affinity.md), how similar the sender of each of `links` is to its"
+        " receiver, in hundredths: `93 -20;8`; `x`: not comparable; null: no affinities",
+    ),
+    Quantity(
         "senders",
         Shape.NODES,
         "with a [robust rule](../robust.md), of each sender: how often it was `received` and `far`"

@@ -85,6 +85,12 @@ class Report:
         unit="share",
         figure=ReportFigure("masks", "Kept weights that the neighbours keep too", SHARE_OF_KEPT),
     )
+    affinity: float | None = per_peer(
+        "with [affinities](../affinity.md), how much a received model counts, mean over received"
+        " models; the peer's own counts 1",
+        unit="share",
+        figure=ReportFigure("masks", "How much received models count", "share of our own"),
+    )
     epsilon: float | None = per_peer(
         "with [privacy](../privacy.md), what the peer has spent so far",
         higher_is_better=False,
@@ -104,6 +110,12 @@ class Report:
     """With a robust rule: the root mean square difference of each received model to the peer's own,
     on the weights that both hold; None without any.
     """
+    similarities: dict[str, float] | None = None
+    """With [affinities](../affinity.md): how similar each sender is to the peer, at most 1; a
+    sender that cannot be compared is left out.
+    """
+    affinities: dict[str, float] | None = None
+    """How much each received model counts in the average, between 0 and 1; our own counts 1."""
     far: list[str] | None = None
     """The senders among them that are farther than the rule's threshold: their differences are
     clipped, or they do not decide weights that few hold.

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.inputs import Inputs, sample_count, with_each
+from dispfl.core.layout import Layout
 from dispfl.core.masks import keep_, mask_bits, restore_
 from dispfl.core.optimizers import (
     Moments,
@@ -212,6 +213,8 @@ class TrainingRun:
     """Makes the optimizer, instead of the one of the settings."""
     first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
     """Returns the flat weights of the whole network that all peers started from."""
+    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    """The layout of the whole network, of which a peer may train a small one."""
 
 
 @dataclass
@@ -288,15 +291,24 @@ class Trainer:
     def mixing_weights_of(self, peers: Iterable[str]) -> list[float] | None:
         """Return how much the model of each of these peers counts; None: all the same.
 
-        A member that is no neighbour, and stands in for one that does not respond, counts as much
-        as the mean neighbour.
+        It is the product of the topology's weight and the affinity, where there are any. A member
+        that is no neighbour, because our method chooses it or because it stands in for one that
+        does not respond, has the weight of the mean neighbour.
         """
-        if self.mixing_weights is None:
+        affinities = self.report.affinities
+        if self.mixing_weights is None and affinities is None:
             return None
-        of_neighbours = {**self.mixing_weights}
-        of_neighbours.pop(self.peer, None)
-        stand_in = fmean(of_neighbours.values()) if of_neighbours else 0.0
-        return [self.mixing_weights.get(peer, stand_in) for peer in peers]
+        of_neighbours = {**(self.mixing_weights or {})}
+        own_weight = of_neighbours.pop(self.peer, 1.0)
+        stand_in = 0.0 if self.mixing_weights else 1.0
+        if of_neighbours:
+            stand_in = fmean(of_neighbours.values())
+
+        weights = []
+        for peer in peers:
+            weight = own_weight if peer == self.peer else of_neighbours.get(peer, stand_in)
+            weights.append(weight * (affinities or {}).get(peer, 1.0))
+        return weights
 
     def stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer and round for one purpose."""

@@ -345,6 +345,10 @@ def links(context: RunContext) -> Iterator[tuple[str, str]]:
             yield peer, SERVER
         return
     graph = exchange_graph(context, 0)
+    if context.choices(0):  # whom peers choose is only known later: as many as the topology gives
+        graph = context.settings.topology.online_neighbours(
+            context.settings.seed, 0, context.roster
+        )
     no_state = empty_state(Layout((), ()))
     for peer in graph:
         for sender in gossip_senders(context, graph, peer, 0, no_state):

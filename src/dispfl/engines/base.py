@@ -1,6 +1,6 @@
 """What all engines share: the states in one process, and a peer's step with simulated messages."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,8 @@ from dispfl.round.exchange import (
     DeliveredModel,
     accepted_models,
     checked_part,
+    choices_of,
+    declined_costs,
     deliver,
     exchange_costs,
     request_size,
@@ -52,7 +54,9 @@ def simulated_step(
     received: dict[str, PackedModel] = {}
     messages: list[MessageCost] = []
     buffers = {task.peer: state.buffers}
-    senders = task_senders(context, task, state)
+    senders = task_senders(task)
+    for name in task.declined:
+        messages += declined_costs(task.peer, name, request)
     for sender in senders:
         delivery = fetch(sender, mask)
         received[sender] = delivery.model
@@ -149,6 +153,10 @@ class PeerStates:
                 f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
             )
         return {peer: step.next_state for peer, step in steps.items()}
+
+    def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return whom each of these peers, if it is online, requests models from in round t."""
+        return choices_of(self.context, t, graph, self.current)
 
     def partial_round(self, t: int, peers: Collection[str]) -> dict[str, StepResult]:
         """Add the steps of these peers that were finished in round t before an interruption."""

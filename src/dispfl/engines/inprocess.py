@@ -98,6 +98,10 @@ class InProcess:
         self._states.restore(rounds, self.context.roster)
         trim_heap()
 
+    def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return whom each online peer requests models from in round t."""
+        return self._states.choices(t, graph)
+
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""
         return self._states.partial_round(t, self.context.roster)
@@ -112,7 +116,7 @@ class InProcess:
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; at most one task per worker runs at a time."""
-        tracker = ReadTracker(self.context, list(tasks), self._states.current)
+        tracker = ReadTracker(list(tasks))
         running: dict[Future[list[StepResult]], Sequence[PeerTask]] = {}
         try:
             for group in self._groups.of(tracker.ordered()):
@@ -180,14 +184,11 @@ class ReadTracker:
     A task reads the state of its peer and those of its senders.
     """
 
-    def __init__(
-        self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]
-    ) -> None:
+    def __init__(self, tasks: Sequence[PeerTask]) -> None:
         self._tasks = {task.peer: task for task in tasks}
         self._reads: dict[str, set[str]] = {}
         for task in tasks:
-            senders = task_senders(context, task, states[task.peer])
-            self._reads[task.peer] = {task.peer, *senders}
+            self._reads[task.peer] = {task.peer, *task_senders(task)}
         self._readers: dict[str, set[str]] = {}
         for peer, reads in self._reads.items():
             for name in reads:

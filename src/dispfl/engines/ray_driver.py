@@ -65,6 +65,13 @@ class RayEngine:
             results |= results_of_worker
         return results
 
+    def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return whom each online peer requests models from in round t."""
+        choices: dict[str, Sequence[str]] = {}
+        for choices_of_worker in self.pool.call_all("choices", t, graph):
+            choices |= choices_of_worker
+        return choices
+
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; after the last, all states are on the disk."""
         try:

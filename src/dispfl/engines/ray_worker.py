@@ -115,6 +115,10 @@ class Worker:
         """Restore the steps of round t that were finished before an interruption."""
         return self._states.partial_round(t, self._context.data.peers)
 
+    def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return whom each of this worker's peers, if it is online, requests models from."""
+        return self._states.choices(t, graph)
+
     def set_workers(self, workers: Mapping[int, Any], assignment: Mapping[str, int]) -> None:
         """Set the other workers, and which of them has which peer."""
         self._workers = workers
@@ -160,7 +164,7 @@ class Worker:
         state = task_state(context, task, states)
         fetch_own = fetch_here(context, self._codec, task, states)
         try:
-            remote = self._request_remote(task, state, requested_mask(context, state))
+            remote = self._request_remote(task, requested_mask(context, state))
         except WORKER_LOST:
             return None
 
@@ -211,12 +215,10 @@ class Worker:
         """Stop training between two batches."""
         self._stop.set()
 
-    def _request_remote(
-        self, task: PeerTask, state: PeerState, mask: Mask | None
-    ) -> dict[str, DeliveredModel]:
+    def _request_remote(self, task: PeerTask, mask: Mask | None) -> dict[str, DeliveredModel]:
         """Return the models of the senders that other workers have."""
         by_worker: dict[int, list[str]] = {}
-        for sender in task_senders(self._context, task, state):
+        for sender in task_senders(task):
             if sender != SERVER and sender not in self._states.current:
                 by_worker.setdefault(self._assignment[sender], []).append(sender)
         if not by_worker:

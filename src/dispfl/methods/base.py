@@ -233,7 +233,9 @@ class Neighbourhood:
     neighbours: Sequence[str]
     """Those that the topology connects it with in this round."""
     reachable: Sequence[str]
-    """Those that it may choose instead."""
+    """Those that it may choose besides."""
+    choices: int = 0
+    """How many of them, at most."""
 
 
 class GossipMethod(Method):
@@ -275,10 +277,27 @@ class GossipMethod(Method):
         """Return the model that neighbours may request."""
         return state.model
 
+    @property
+    def chooses(self) -> bool:
+        """Whether a peer may prefer some of its neighbours, or other peers (`choose`)."""
+        return type(self).choose is not GossipMethod.choose
+
+    def choices(self, neighbours: int, t: int, T: int) -> int:
+        """Return how many of so many neighbours a peer chooses itself in round t of T.
+
+        By default none. The topology gives it so many fewer, so that it neither receives nor sends
+        more models.
+        """
+        return 0
+
     def choose(
         self, state: PeerState, neighbourhood: "Neighbourhood", *, rng: torch.Generator
     ) -> Sequence[str]:
-        """Return the reachable peers to receive from: by default the topology's neighbours."""
+        """Return the peers to receive from: by default the topology's neighbours.
+
+        Besides neighbours it may name `neighbourhood.choices` reachable peers. A model of such a
+        peer is received if that peer chooses this one too.
+        """
         return neighbourhood.neighbours
 
     @abstractmethod

@@ -91,12 +91,14 @@ class DADPFL(DisPFL):
         """Mix, learn, prune further when it is time, evolve."""
         m_k = state.next_mask
         models = self._models_to_average(state, received) | {trainer.peer: state.model}
+        T = self.horizon or trainer.T
+        affinity_memory = self.find_affinities(trainer, state, received, T)
         w_half = self.mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
 
         first_pruning = self.first_pruning(trainer.t, state, received)
-        memory = self.measured(trainer, state, w_k)
+        memory = affinity_memory | self.measured(trainer, state, w_k)
         smaller_mask = m_k
         if first_pruning is not None:
             memory["first_pruning"] = torch.tensor(first_pruning)

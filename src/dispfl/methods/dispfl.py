@@ -18,11 +18,12 @@ from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_rate
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
-from dispfl.methods.base import Density, GossipMethod, PeerState, initial_state, spread_densities
+from dispfl.methods.affinity import Affinity
+from dispfl.methods.base import Density, PeerState, initial_state, spread_densities
 from dispfl.robust.averages import Robust
 
 
-class DisPFL(Robust, GossipMethod):
+class DisPFL(Robust, Affinity):
     """The paper's method, Algorithms 1 and 2."""
 
     pulls_masked: ClassVar[bool] = True
@@ -90,6 +91,24 @@ class DisPFL(Robust, GossipMethod):
             return {"regrow": "random", "layers": "uniform"} | settings
         return settings
 
+    @model_validator(mode="after")
+    def _affinity_fits(self) -> Self:
+        if self.affinity == "none":
+            return self
+        if self.robust in ("trim", "nnm"):
+            raise ConfigError(
+                f"method.affinity is {self.affinity}, but method.robust={self.robust} weighs models"
+                " by itself; use method.robust=clip or none.",
+                key="method.affinity",
+            )
+        if self.first_weights == "own":
+            raise ConfigError(
+                f"method.affinity is {self.affinity}, which compares what peers have learned since"
+                " the first weights that they share; leave method.first_weights shared.",
+                key="method.affinity",
+            )
+        return self
+
     @property
     def masks_channels(self) -> bool:
         return self.structure == "channels"
@@ -112,6 +131,9 @@ class DisPFL(Robust, GossipMethod):
     def searches_by_gradient(self) -> bool:
         """Whether a round takes a batch for the dense gradient: not if masks never change."""
         return self.regrow == "gradient" and self.alpha_0 > 0
+
+    def choices(self, neighbours: int, t: int, T: int) -> int:
+        return super().choices(neighbours, t, self.horizon or T)
 
     def private_steps(self, train: Train, samples: int) -> int:
         return train.local_steps(samples) + self.searches_by_gradient
@@ -151,11 +173,12 @@ class DisPFL(Robust, GossipMethod):
         """
         m_k = state.next_mask
         models = self._models_to_average(state, received) | {trainer.peer: state.model}
+        memory = self.find_affinities(trainer, state, received, self.horizon or trainer.T)
         w_half = self.mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
         next_mask = self.evolve(trainer, w_k, m_k)
-        return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers)
+        return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers, memory)
 
     def mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
         """Algorithm 1, line 7: the average of our own and the received models, in roster order.

@@ -38,13 +38,18 @@ class FedFOMO(GossipMethod):
     models: int = Field(default=10, ge=1)
     """Models that a peer receives in a round, at most; never more than it has neighbours."""
     explore: float = Field(default=0.5, ge=0, le=1)
-    """Share of them picked at random; the others are those that helped most so far."""
+    """Share of them picked at random; the others are those that helped most so far, where they
+    choose this peer too."""
+
+    def choices(self, neighbours: int, t: int, T: int) -> int:
+        count = min(self.models, neighbours)
+        return min(count - round(self.explore * count), neighbours - 1)
 
     def choose(
         self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
     ) -> Sequence[str]:
-        """Half by learned preference, half at random, out of all that can be reached."""
-        count = min(self.models, len(neighbourhood.neighbours))
+        """Half by learned preference, out of all that can be reached; half random neighbours."""
+        count = min(self.models, len(neighbourhood.neighbours) + neighbourhood.choices)
         scores = preferences(state)
         helpful = []
         for name in neighbourhood.reachable:
@@ -53,7 +58,7 @@ class FedFOMO(GossipMethod):
         helpful.sort(key=lambda name: (-float(scores[name]), name))
         preferred = helpful[: count - round(self.explore * count)]
 
-        unexplored = [name for name in neighbourhood.reachable if name not in preferred]
+        unexplored = [name for name in neighbourhood.neighbours if name not in preferred]
         order = torch.randperm(len(unexplored), generator=rng)
         explored = [unexplored[k] for k in order[: count - len(preferred)].tolist()]
         return sorted(preferred + explored)

@@ -46,11 +46,12 @@ class Client:
         if mask is not None:
             body = await ctx.compute(lambda: ctx.codec.encode_request(mask))
         norm = model_norm(shared_part(ctx.run, state.model))
-        request = ModelRequest(t, mask, body, norm)
+        chosen = ctx.participants.chosen(t, state)
+        request = ModelRequest(t, mask, body, norm, frozenset(chosen))
 
-        neighbours = ctx.participants.senders(t, state)
-        senders = neighbours if senders is None else senders
-        unasked = [name for name in neighbours if name not in senders]
+        expected_senders = ctx.participants.senders(t, state)
+        senders = expected_senders if senders is None else senders
+        unasked = [name for name in expected_senders if name not in senders]
         responses = RoundResponses(list(senders), unasked)
         self._sync_in_background(t)
         fetches = [self._fetch(name, request, responses) for name in senders]
@@ -81,6 +82,11 @@ class Client:
     async def _collect(self, fetch: ModelFetch, responses: RoundResponses) -> None:
         """Take the model, if it has arrived; leave requests to slow members open."""
         peer = self.ctx.status.peers[fetch.sender]
+        if fetch.is_declined:
+            peer.answered += 1
+            responses.declined.append(fetch.sender)
+            responses.messages += fetch.messages
+            return
         if fetch.model is None:
             peer.missed += 1
             if fetch.task.done():

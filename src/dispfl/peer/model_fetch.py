@@ -12,7 +12,13 @@ from dispfl.core.tensors import total_bytes
 from dispfl.errors import MessageError
 from dispfl.peer.setup.spec_versions import SpecVersion
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
-from dispfl.round.exchange import check_answer, check_norm, decode_model, exchange_costs
+from dispfl.round.exchange import (
+    check_answer,
+    check_norm,
+    declined_costs,
+    decode_model,
+    exchange_costs,
+)
 from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.refusals import Refusal
 
@@ -37,6 +43,8 @@ class ModelRequest:
     """The encoded mask."""
     norm: float
     """The norm of our own model."""
+    chosen: frozenset[str] = frozenset()
+    """Peers that are no neighbours: they respond with a model if they choose us too."""
 
 
 @dataclass
@@ -51,6 +59,8 @@ class RoundResponses:
     """By peer: seconds until its model arrived."""
     stale: list[str] = field(default_factory=list)
     """Peers that no longer keep the requested model."""
+    declined: list[str] = field(default_factory=list)
+    """Peers that we chose and that do not choose us."""
     without_model: list[str] = field(default_factory=list)
     """Peers that have no model of this round because they have just joined or restarted."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -81,9 +91,15 @@ class RoundResponses:
         return statistics.median_low(self.latencies.values())
 
     @property
+    def expected(self) -> int:
+        """How many of the requested models we are entitled to: those that were not declined."""
+        return len(self.requested) - len(self.declined)
+
+    @property
     def missed(self) -> list[str]:
         """Neighbours and other requested peers without a valid response."""
-        return [name for name in (*self.unasked, *self.requested) if name not in self.received]
+        answered = {*self.received, *self.declined}
+        return [name for name in (*self.unasked, *self.requested) if name not in answered]
 
     @property
     def is_alone(self) -> bool:
@@ -122,6 +138,8 @@ class ModelFetch:
         self.latency = 0.0
         """Seconds until it arrived."""
         self.messages: tuple[MessageCost, ...] = ()
+        self.is_declined = False
+        """Whether the peer does not choose us."""
         self._client = client
         self._ctx = client.ctx
         self._deadlines = client.deadlines
@@ -228,6 +246,9 @@ class ModelFetch:
                 if status == "stale":
                     self._note_stale()
                     return None
+                if status == "declined":
+                    self._note_declined()
+                    return None
                 if status != "wait":
                     return await self._decode(nonce, response)
                 self._extend_wait()
@@ -251,6 +272,8 @@ class ModelFetch:
             "round": self._request.t,
             "nonce": nonce,
         }
+        if self.sender in self._request.chosen:
+            header["chosen"] = True
         return Request("model", header, self._request.body, on_alive=self._on_alive)
 
     def _on_alive(self) -> None:
@@ -285,6 +308,14 @@ class ModelFetch:
             self.responses.stale.append(self.sender)
         if self._peer.round == self._request.t + 1:  # such a peer keeps it, unless it restarted
             self.responses.without_model.append(self.sender)
+
+    def _note_declined(self) -> None:
+        """Note that the peer does not choose us, and so will not request our model either."""
+        self.is_declined = True
+        self._ctx.published.mark_fetched(self._request.t, self.sender)
+        request_size = len(self._request.body)
+        self._peer.sent_bytes += request_size
+        self.messages = tuple(declined_costs(self._ctx.name, self.sender, request_size))
 
     def _extend_wait(self) -> None:
         """Wait longer for a peer that has not published this round yet."""

@@ -239,7 +239,9 @@ class Node:
         if ctx.joining:
             return
         model = published_model(ctx.run, state)
-        ctx.published.publish(t, model, ctx.participants.receivers(t), ctx.status.silent_peers)
+        receivers = ctx.participants.receivers(t)
+        chosen = ctx.participants.chosen(t, state)
+        ctx.published.publish(t, model, receivers, ctx.status.silent_peers, chosen)
         ctx.guard.forget_before(ctx.published.oldest or 0)
 
     async def _train(self, t: int, state: PeerState, responses: RoundResponses) -> StepResult:
@@ -247,7 +249,7 @@ class Node:
         ctx = self.ctx
         ctx.status.state = "training"
         received = responses.received
-        requested = len(responses.requested)
+        requested = responses.expected
         if ctx.joining:
             method = ctx.run.method
             state = await ctx.compute(lambda: joining_state(method, state, received, requested))
@@ -277,6 +279,9 @@ class Node:
         status.privacy_exhausted = report.exhausted
         for name, distance in (report.distances or {}).items():
             status.peers[name].distance = distance
+        for name, affinity in (report.affinities or {}).items():
+            status.peers[name].affinity = affinity
+            status.peers[name].similarity = (report.similarities or {}).get(name)
         self._report_protection(t, report, responses)
 
         self._report_failure(t, report)
@@ -293,6 +298,8 @@ class Node:
             fields["seconds"] = _latency_texts(responses.latencies)
         if report.distances:
             fields["distances"] = _distance_texts(report.distances)
+        if report.affinities:
+            fields["affinities"] = _affinity_texts(report.affinities)
         ctx.log("round", fields)
 
     def _report_failure(self, t: int, report: Report) -> None:
@@ -314,10 +321,10 @@ class Node:
         """Show how the round's average was protected from Byzantine peers; log each change."""
         status = self.ctx.status
         status.discarded = report.discarded or 0
-        if not responses.requested:
+        if not responses.expected:
             return
         method = self.ctx.run.method
-        text = protection_text(method, len(responses.requested), len(responses.received))
+        text = protection_text(method, responses.expected, len(responses.received))
         if text != status.protection:
             status.protection = text
             self.ctx.log("protection", {"round": t, "detail": text})
@@ -388,6 +395,12 @@ def _distance_texts(distances: Mapping[str, float | None]) -> list[str]:
         distance = distances[name]
         texts.append(f"{name}=unknown" if distance is None else f"{name}={distance:.3g}")
     return texts
+
+
+def _affinity_texts(affinities: Mapping[str, float]) -> list[str]:
+    """Return `bob=0.93`, those who count most first."""
+    by_affinity = sorted(affinities, key=lambda name: (-affinities[name], name))
+    return [f"{name}={affinities[name]:.2f}" for name in by_affinity]
 
 
 def _latency_texts(latencies: Mapping[str, float]) -> list[str]:

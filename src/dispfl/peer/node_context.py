@@ -119,6 +119,11 @@ class Participants:
         run = self._versions.at(t).run
         return list(gossip_senders(run, graph, self._name, t, state, self.names(t)))
 
+    def chosen(self, t: int, state: PeerState) -> list[str]:
+        """Those of them that are no neighbours: our method chooses them."""
+        neighbours = self.neighbours(t)
+        return [name for name in self.senders(t, state) if name not in neighbours]
+
     def mixing_weights(self, t: int) -> Mapping[str, float] | None:
         """How much each model counts in our average of round t; None: all the same."""
         run = self._versions.at(t).run
@@ -162,6 +167,8 @@ class _Published:
     model: PackedModel
     waiting: set[str]
     """Peers that receive it and have not fetched it yet."""
+    chosen: frozenset[str]
+    """Peers that we choose in this round, and that receive it if they choose us."""
 
 
 class PublishedModels:
@@ -183,10 +190,15 @@ class PublishedModels:
         return min(self._rounds, default=None)
 
     def publish(
-        self, t: int, model: PackedModel, receivers: Iterable[str], silent: Collection[str]
+        self,
+        t: int,
+        model: PackedModel,
+        receivers: Iterable[str],
+        silent: Collection[str],
+        chosen: Iterable[str] = (),
     ) -> None:
         """Publish the model of round t, and drop older ones that only `silent` peers wait for."""
-        self._rounds[t] = _Published(model, set(receivers))
+        self._rounds[t] = _Published(model, {*receivers, *chosen}, frozenset(chosen))
         for old in sorted(self._rounds):
             is_recent = old > t - self.MIN_ROUNDS
             is_needed = old > t - self.MAX_ROUNDS and self._rounds[old].waiting - set(silent)
@@ -206,6 +218,10 @@ class PublishedModels:
             return None
         published = self._rounds.get(t)
         return published.model if published else None
+
+    def chooses(self, t: int, name: str) -> bool:
+        """Whether we choose a peer in round t."""
+        return t in self._rounds and name in self._rounds[t].chosen
 
     def is_past(self, t: int) -> bool:
         """Whether round t was dropped or skipped."""

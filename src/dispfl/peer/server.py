@@ -65,7 +65,7 @@ class Server:
         return Response(header, body)
 
     async def _answer_model(self, sender: str, request: Request) -> Response:
-        """Answer with our model of the requested round, or with "wait" or "stale"."""
+        """Answer with our model of the requested round, or with "wait", "stale" or "declined"."""
         ctx = self.ctx
         t, nonce = self._read_model_request(sender, request)
         if not self._has_same_spec(sender, request, t):
@@ -85,6 +85,8 @@ class Server:
             ctx.guard.count(sender, Refusal.STALE)
             return Response({"status": "stale", **ctx.about_us()})
 
+        if request.header.get("chosen") and not ctx.published.chooses(t, sender):
+            return Response({"status": "declined", **ctx.about_us()})
         ctx.guard.check_nonce(sender, t, nonce, request.body, resumes=request.offset > 0)
         if request.offset:
             ctx.peer_log.event(sender, "resuming transfer", round=t, offset=request.offset)

@@ -33,7 +33,10 @@ Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A column for each peer and a row for each class; a count of `most` has the full colour."""
+    """A column for each peer and a row for each class; a count of `most` has the full colour.
+
+    Or a row for each of something else, such as peers.
+    """
 
     counts: Sequence[Sequence[int]]
     """By peer and class."""
@@ -42,6 +45,9 @@ class HeatMap:
     most: int
     columns: int
     """How many columns fit, so that maps side by side have cells of the same size."""
+    row_title: str = "class"
+    row_names: Sequence[str] = ()
+    """By default numbers."""
 
     @property
     def classes(self) -> int:
@@ -64,7 +70,7 @@ class HeatMap:
     def svg(self, label: str) -> Markup:
         """Return the drawing."""
         bottom = self.top(self.classes)
-        drawn = [element("text", "class", class_="axis", x=2, y=12)]
+        drawn = [element("text", self.row_title, class_="axis", x=2, y=12)]
         for level in range(1, LEVELS + 1):
             drawn.append(self._cells(level))
         drawn += self._class_numbers()
@@ -98,7 +104,8 @@ class HeatMap:
         every = _first_step(15 / self.cell_height)
         for row in range(0, self.classes, every):
             y = self.top(row + 0.5)
-            yield element("text", str(row), class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em")
+            name = self.row_names[row] if self.row_names else str(row)
+            yield element("text", name, class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em")
 
     def _columns(self, bottom: float) -> Iterable[Markup]:
         """Yield an invisible strip over each peer with its tooltip, and the names of some."""

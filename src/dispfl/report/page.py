@@ -7,6 +7,7 @@ from pathlib import Path
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.errors import RunError
 from dispfl.files import write_atomically
+from dispfl.report.affinities import affinities_section
 from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.comparison import ComparisonRow
 from dispfl.report.curves import curves_section, masks_section
@@ -29,12 +30,14 @@ CONTENTS = {
     "masks": "Masks",
     "labels": "Labels",
     "topology": "Topology",
+    "affinities": "Affinities",
     "privacy": "Privacy",
     "settings": "Settings",
 }
 """The anchors of the sections and their names in the table of contents.
 
-Only pages about private or audited runs have the section on privacy.
+Only pages about runs with affinities have that section, and only those about private or audited
+runs that on privacy.
 """
 TABLE_TITLES = {
     "": "Run",
@@ -86,6 +89,7 @@ def html_page(results: ReportResults, out: Path) -> str:
         masks_section(results),
         labels_section(results),
         topology_section(results),
+        affinities_section(results),
         privacy_section(results),
         settings_section(results, out),
     ]

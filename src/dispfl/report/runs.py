@@ -1,7 +1,8 @@
 """Find run directories, and read each one into the one model that tables, plots and pages use."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -24,7 +25,7 @@ from dispfl.runs.directory import (
     read_metrics,
     read_summary,
 )
-from dispfl.runs.links import decode_links
+from dispfl.runs.links import decode_links, decode_numbers
 from dispfl.runs.metrics import (
     check_records,
     last_scores,
@@ -356,17 +357,32 @@ class RecordedRun:
         nodes = self.roster
         if record["links"].count(";") == len(nodes):
             nodes.append(SERVER)
-        try:
+        with self._damage_named(record):
             missed = record.get("missed_links")
             return Links(
                 decode_links(record["links"], nodes), decode_links(missed, nodes) if missed else {}
             )
+
+    @contextmanager
+    def _damage_named(self, record: Mapping[str, Any]) -> Iterator[None]:
+        """Name the line of the metrics that cannot be read."""
+        try:
+            yield
         except RunError as problem:
             file = self.path / "metrics.jsonl"
             raise RunError(
                 f"{file}, round {record['round']}: {problem} Restore the file, or start the run"
                 " again."
             ) from problem
+
+    def similarities(self, t: int) -> dict[str, dict[str, float]]:
+        """Return how similar the senders of round t are to each receiver; empty if unknown."""
+        record = self.records[t]
+        links = self.links(t)
+        if links is None or not record.get("similarities"):
+            return {}
+        with self._damage_named(record):
+            return decode_numbers(record["similarities"], links.received)
 
     def label_counts(self) -> list[list[int]] | None:
         """Return each peer's number of training samples per class; None if no split was saved."""

@@ -8,12 +8,13 @@ attack each target differently. Forged models are finite and not larger than pee
     sign-flip, noise, ipm, alie, mimic, dissensus        as published, on comparable weights
     hold-all, sole-holder, false-density, meet-target    what only masks make possible
     unlearn                                              made for `clip` under masks
+    copy-head                                            made for affinities
     label-flip, backdoor                                 training on poisoned data
     adaptive-backdoor                                    the same, as the target's rule takes it in
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor
 from statistics import NormalDist
@@ -39,6 +40,7 @@ AttackName = Literal[
     "false-density",
     "meet-target",
     "unlearn",
+    "copy-head",
     "label-flip",
     "backdoor",
     "adaptive-backdoor",
@@ -93,6 +95,8 @@ class Target:
     """Byzantine peers that the rule assumes; 0 without a rule."""
     first: Callable[[], Tensor] = lambda: torch.zeros(())
     """Returns the weights that all peers started from, which every member knows."""
+    head: slice = field(default_factory=lambda: slice(0))
+    """The last layer in the flat weights."""
 
     def random(self, sender: str) -> torch.Generator:
         """Return the random stream of a Byzantine peer's attack on the target."""
@@ -261,6 +265,18 @@ def unlearn(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     return _pushed(own_weights, forgotten, distance, mask, target, regrown=target.poison)
 
 
+def copy_head(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Send the target's own last layer, so as to resemble it most, and harm it elsewhere.
+
+    Everywhere else it is the honest mean with the other sign.
+    """
+    own_weights, own_mask = target.own.unpack()
+    is_head = torch.zeros_like(own_mask)
+    is_head[target.head] = True
+    forged = torch.where(is_head & own_mask, own_weights, -target.mean)
+    return PackedModel.pack(forged, target.claimed(attacker, sent))
+
+
 def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Model replacement (Bagdasaryan et al. 2020): turn the plain average into the sent model.
 
@@ -305,6 +321,7 @@ ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
     "false-density": false_density,
     "meet-target": meet_target,
     "unlearn": unlearn,
+    "copy-head": copy_head,
     "backdoor": replace_model,
     "adaptive-backdoor": replace_within_reach,
 }

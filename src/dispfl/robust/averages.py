@@ -100,7 +100,9 @@ class Robust(Method):
         names = sorted(models)
         own_index = names.index(trainer.peer)
         ordered = [models[name] for name in names]
-        average, trust = robust_average_of(ordered, own_index, mask, self.robust, b)
+        affinities = trainer.report.affinities or {}
+        shares = [affinities.get(name, 1.0) for name in names]
+        average, trust = robust_average_of(ordered, own_index, mask, self.robust, b, shares=shares)
 
         trusted_masks = []
         trainer.report.distances = {}
@@ -242,11 +244,18 @@ def check_protects(method: Method, topology: Topology, peers: int) -> None:
 
 
 def fewest_requested(method: Method, topology: Topology, roster: Sequence[str]) -> int:
-    """Return the number of models that are averaged in a round where they are fewest."""
+    """Return the number of models that are averaged in a round where they are fewest.
+
+    Of peers that choose, these are the neighbours that they do not choose.
+    """
+    peers = len(roster)
     if isinstance(method, ServerMethod):
-        cohort = method.resolved(topology, len(roster)).cohort
-        return min(cohort or len(roster), len(roster))
-    return min(topology.degrees(len(roster)))
+        cohort = method.resolved(topology, peers).cohort
+        return min(cohort or peers, peers)
+    if isinstance(method, GossipMethod) and topology.offers_choice:
+        choices = method.choices(topology.connections(peers), t=1, T=1)  # in the last round
+        topology = topology.thinned(choices)
+    return min(topology.degrees(peers))
 
 
 def _averaged(method: Method, requested: int) -> str:

@@ -11,6 +11,9 @@ of our weights.
     nnm     the same, after each model is replaced by the average of the n - b models nearest to it,
             itself included
 
+With affinities, `clip` takes only a share a_j of each clipped difference, and divides by the same
+number of holders: so a Byzantine peer that seems similar has no more influence than without them.
+
 `clip` is ClippedGossip (He, Karimireddy, Jaggi 2022) with the threshold of CS+ (Gaucher,
 Dieuleveut, Hendrikx 2025): a difference that is among the 2b largest is scaled down to the next
 one. `trim` is the trimmed mean of Yin et al. (2018), and `nnm` the nearest-neighbour mixing of
@@ -157,12 +160,13 @@ def robust_average_of(
     b: int,
     *,
     averages_own: bool = True,
+    shares: Sequence[float] | None = None,
 ) -> tuple[Tensor, Trust]:
     """Average models under our mask by a rule that withstands b Byzantine peers.
 
     `own` is the index of our model, or of the server's, which is then not averaged
-    (`averages_own=False`). Return flat weights of our network, and what was measured about each
-    model.
+    (`averages_own=False`). `shares` says which share of each model's difference `clip` takes, by
+    default all of it. Return flat weights of our network, and what was measured about each model.
     """
     network_size = mask.size
     if mask.small is not None:
@@ -174,7 +178,7 @@ def robust_average_of(
         for weights in mask.align(models, own, average):
             yield Part(*weights)
 
-    trust = robust_average(parts, masks, own, rule, b, averages_own=averages_own)
+    trust = robust_average(parts, masks, own, rule, b, averages_own=averages_own, shares=shares)
     return average, trust
 
 
@@ -186,6 +190,7 @@ def robust_average(
     b: int,
     *,
     averages_own: bool = True,
+    shares: Sequence[float] | None = None,
 ) -> Trust:
     """Average the models by a rule that withstands b Byzantine peers.
 
@@ -196,7 +201,7 @@ def robust_average(
     counted = [row != own or averages_own for row in range(len(masks))]
     trust = measure_trust(parts(), masks, counted, own, b, pairs=rule == "nnm")
     if rule == "clip" and trust.distances[own] == 0:
-        _clip(parts(), trust)
+        _clip(parts(), trust, shares)
     else:
         _trim(parts(), trust, own, b, mix=rule == "nnm")
     return trust
@@ -328,9 +333,11 @@ def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
     return squares, pair_squares
 
 
-def _clip(parts: Iterable[Part], trust: Trust) -> None:
-    """Add the clipped differences of the averaged models to our weights."""
+def _clip(parts: Iterable[Part], trust: Trust, shares: Sequence[float] | None) -> None:
+    """Add the clipped differences of the averaged models, or a share of them, to our weights."""
     scales = trust.scale.tolist()
+    if shares is not None:
+        scales = [scale * share for scale, share in zip(scales, shares, strict=True)]
     near = trust.near.tolist()
     regrown = trust.regrown.tolist()
     count_type = torch.uint8 if len(scales) < 256 else torch.int32

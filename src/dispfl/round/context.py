@@ -31,6 +31,7 @@ from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.privacy.steps import PrivateSteps, SecretStream, check_private_network
 from dispfl.robust.attacks import Attack
 from dispfl.round.ledger import MessageCost
+from dispfl.topology import Topology
 from dispfl.wire.codec import Codec
 
 
@@ -105,6 +106,24 @@ class RunContext:
         """The method, fitted to the topology and the number of peers."""
         return self.settings.method.resolved(self.settings.topology, len(self.roster))
 
+    def choices(self, t: int) -> int:
+        """Return how many of its neighbours of round t a peer chooses itself.
+
+        It is 0 if the topology gives it all.
+        """
+        topology = self.settings.topology
+        if not isinstance(self.method, GossipMethod) or not topology.offers_choice:
+            return 0
+        neighbours = topology.connections(len(self.roster))
+        return self.method.choices(neighbours, t, self.settings.rounds)
+
+    def topology(self, t: int) -> Topology:
+        """Return the topology of the neighbours of round t that a peer does not choose itself."""
+        choices = self.choices(t)
+        if not choices:
+            return self.settings.topology
+        return self.settings.topology.thinned(choices)
+
     @property
     def roster(self) -> list[str]:
         """All peers' names, sorted: the order of every sum."""
@@ -149,6 +168,7 @@ class RunContext:
             rounds=self.settings.rounds,
             optimizer=self.optimizer,
             first_weights=lambda: self.first_weights,
+            layout=self.layout,
         )
 
     @cached_property
@@ -503,8 +523,10 @@ class PeerTask:
 
     peer: str
     t: int
-    graph: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Gossip round: the neighbours of every peer that is online."""
+    senders: Sequence[str] | None = None
+    """Gossip round: the peers whose models it receives; None: it takes no part in the exchange."""
+    declined: Sequence[str] = ()
+    """Gossip round: peers that it requests models from in vain, because they did not choose it."""
     requested: int = 0
     """Gossip round: how many neighbours the peer has, with those that are offline or do not
     respond."""
@@ -529,7 +551,7 @@ class PeerTask:
     @property
     def takes_part(self) -> bool:
         """Whether the peer exchanges models in this round: it is online, or the server's choice."""
-        return self.peer in self.graph or self.server is not None
+        return self.senders is not None or self.server is not None
 
 
 @dataclass(frozen=True)
@@ -592,6 +614,10 @@ class Engine(Protocol):
 
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""
+        ...
+
+    def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return whom each online peer would receive from in round t; `graph` has neighbours."""
         ...
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:

@@ -62,14 +62,13 @@ def exchange_graph(
         roster = context.roster
     if not context.method.gossips:
         return {peer: [] for peer in roster}
-    return context.settings.topology.online_neighbours(context.settings.seed, t, roster)
+    return context.topology(t).online_neighbours(context.settings.seed, t, roster)
 
 
 def neighbour_counts(context: RunContext, t: int, graph: Graph) -> dict[str, int]:
     """Return how many neighbours each peer has in round t, with those that are offline."""
     if len(graph) < len(context.roster):
-        topology = context.settings.topology
-        graph = topology.checked_neighbours(context.settings.seed, t, context.roster)
+        graph = context.topology(t).checked_neighbours(context.settings.seed, t, context.roster)
     return {peer: len(neighbours) for peer, neighbours in graph.items()}
 
 
@@ -82,7 +81,7 @@ def exchange_row(
     """
     if not context.method.gossips:
         return {peer: []}, []
-    topology = context.settings.topology
+    topology = context.topology(t)
     seed = context.settings.seed
     senders, receivers = topology.row(seed, t, roster, peer)
     online = topology.online(seed, t, roster)
@@ -100,7 +99,7 @@ def mixing_weights(
     They are the topology's weights, or 1 for the peer itself and each neighbour; where the method
     pushes, those of each sender add up to 1. A peer without an entry counts all models the same.
     """
-    topology = context.settings.topology
+    topology = context.topology(t)
     method = context.method
     pushes = isinstance(method, GossipMethod) and method.pushes
     if not method.gossips or not (topology.is_weighted or pushes):
@@ -146,13 +145,20 @@ def gossip_senders(
     state: PeerState,
     roster: Sequence[str] | None = None,
 ) -> Sequence[str]:
-    """Return whom a peer receives from in round t: its neighbours, or whom its method prefers."""
+    """Return whom a peer requests models from in round t.
+
+    They are its neighbours, or whom its method prefers. Those that are no neighbours respond if
+    they choose the peer too (`agreed_senders`).
+    """
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
     if roster is None:
         roster = context.roster
-    reachable = context.settings.topology.reachable(graph, peer)
-    neighbourhood = Neighbourhood(roster, graph[peer], reachable)
+    choices = context.choices(t)
+    reachable: Sequence[str] = graph[peer]
+    if choices:
+        reachable = [name for name in graph if name != peer]
+    neighbourhood = Neighbourhood(roster, graph[peer], reachable, choices)
     rng = stream(context.settings.seed, "choose", peer, t)
     senders = context.method.choose(state, neighbourhood, rng=rng)
     if isinstance(senders, str) or not isinstance(senders, Sequence):  # of a user's method
@@ -174,14 +180,50 @@ def gossip_senders(
             f" itself, in round {t}; choose each neighbour once.",
             key="method",
         )
+    others = [sender for sender in senders if sender not in graph[peer]]
+    if len(others) > choices:
+        raise ConfigError(
+            f"method {context.method.name} chooses {len(others)} peers that are no neighbours of"
+            f" peer {peer} in round {t}, such as {others[0]}; its function `choices` allows"
+            f" {choices}.",
+            key="method",
+        )
     return senders
 
 
-def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
+def choices_of(
+    context: RunContext, t: int, graph: Graph, states: Mapping[str, PeerState]
+) -> dict[str, Sequence[str]]:
+    """Return whom each of these peers, if it is online, requests models from in round t."""
+    choices = {}
+    for peer, state in states.items():
+        if peer in graph:
+            choices[peer] = gossip_senders(context, graph, peer, t, state)
+    return choices
+
+
+def agreed_senders(graph: Graph, choices: Graph, peer: str) -> tuple[list[str], list[str]]:
+    """Return which of a peer's choices send it their models, and which decline.
+
+    Neighbours send, and so do other peers that choose it too. So a peer sends its model to its
+    receivers in the graph, and to no more others than it chooses itself.
+    """
+    senders = []
+    declined = []
+    for name in choices[peer]:
+        is_chosen_back = peer in choices[name] and peer not in graph[name]
+        if name in graph[peer] or is_chosen_back:
+            senders.append(name)
+        else:
+            declined.append(name)
+    return senders, declined
+
+
+def task_senders(task: PeerTask) -> Sequence[str]:
     """Return whose models a task needs: the server's, or those of other peers."""
     if task.server is not None:
         return [SERVER]
-    return gossip_senders(context, task.graph, task.peer, task.t, state)
+    return task.senders or ()
 
 
 # What is requested
@@ -472,6 +514,7 @@ def _accepted_under_attack(
         rule,
         assumed_byzantine,
         partial(getattr, context, "first_weights"),
+        layout.head,
     )
 
     accepted = {}
@@ -488,12 +531,17 @@ def _accepted_under_attack(
     return accepted
 
 
+def declined_costs(receiver: str, sender: str, request: int) -> list[MessageCost]:
+    """Return the messages of an exchange that the sender declines: the request, if any."""
+    if not request:
+        return []
+    return [MessageCost(receiver, sender, 0, request)]
+
+
 def exchange_costs(
     receiver: str, sender: str, request: int, paper: int, response: int
 ) -> list[MessageCost]:
     """Return the messages of one exchange: the request, if there was one, and the model."""
-    costs = []
-    if request:
-        costs.append(MessageCost(receiver, sender, 0, request))
+    costs = declined_costs(receiver, sender, request)
     costs.append(MessageCost(sender, receiver, paper, response))
     return costs

@@ -29,6 +29,7 @@ from dispfl.robust.averages import Robust, requested_uploads
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     accepted_uploads,
+    agreed_senders,
     exchange_graph,
     mixing_weights,
     neighbour_counts,
@@ -130,26 +131,29 @@ def gossip_round(
     on_result: OnResult,
 ) -> Round:
     """Algorithm 1, lines 5-16, for all peers."""
-    # Line 6: each online peer may receive from its neighbours of this round.
+    # Line 6: each online peer receives from its neighbours of this round, or whom it prefers.
     graph = exchange_graph(context, t)
+    choices = engine.choices(t, graph) if method.chooses else graph
     requested = neighbour_counts(context, t, graph)
     weights = mixing_weights(context, t, graph)
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
-        idle = peer not in graph and context.settings.topology.offline == "skip"
         honest = peer not in context.byzantine
-        tasks.append(
-            PeerTask(
-                peer,
-                t,
-                graph,
-                requested[peer],
-                weights.get(peer),
-                idle=idle,
-                evaluate=evaluate and honest,
+        task = PeerTask(peer, t, mixing_weights=weights.get(peer), evaluate=evaluate and honest)
+        if peer in graph:
+            senders, declined = agreed_senders(graph, choices, peer)
+            others = [sender for sender in senders if sender not in graph[peer]]
+            task = replace(
+                task,
+                senders=senders,
+                declined=declined,
+                requested=requested[peer] + len(others),
             )
-        )
+        else:
+            skips = context.settings.topology.offline == "skip"
+            task = replace(task, requested=requested[peer], idle=skips)
+        tasks.append(task)
 
     # Lines 7-15: each peer takes its step.
     results = _run_tasks(engine, tasks, finished, on_result)

@@ -27,7 +27,7 @@ from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
 from dispfl.round.ledger import Ledger
 from dispfl.round.round import Round
-from dispfl.runs.links import encode_links
+from dispfl.runs.links import encode_links, encode_numbers
 
 Metrics = dict[str, Any]
 """A JSON object."""
@@ -100,13 +100,16 @@ def busiest_node(ledger: Ledger) -> Metrics:
 
 
 def links_of(result: Round) -> Metrics:
-    """Return who received whose model in a round, and what was missed, as texts."""
+    """Return who received whose model in a round, what was missed, and who is similar, as texts."""
     received: dict[str, Sequence[str] | None] = {}
     missed: dict[str, Sequence[str] | None] = {}
+    similarities: dict[str, Mapping[str, float]] = {}
     for peer, step in result.results.items():
         received[peer] = step.report.received
         if step.report.missed:
             missed[peer] = step.report.missed
+        if step.report.similarities is not None:
+            similarities[peer] = step.report.similarities
     nodes = list(result.results)
     if result.server is not None:
         nodes.append(SERVER)
@@ -114,6 +117,7 @@ def links_of(result: Round) -> Metrics:
     return {
         "links": encode_links(received, nodes),
         "missed_links": encode_links(missed, nodes) if missed else None,
+        "similarities": encode_numbers(similarities, received, nodes) if similarities else None,
     }
 
 
@@ -332,7 +336,7 @@ def failed_peers(records: Sequence[Metrics], roster: Sequence[str]) -> list[str]
     trained: set[str] = set()
     failed: set[str] = set()
     for record in records:
-        seconds = record["peer_seconds"] or {"per_peer": []}
+        seconds = record.get("peer_seconds") or {"per_peer": []}
         for peer, took in zip(roster, seconds["per_peer"], strict=False):
             if took is None:
                 continue

@@ -9,7 +9,7 @@ from dispfl.core.rng import stream
 from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
-from dispfl.round.exchange import exchange_graph, task_senders
+from dispfl.round.exchange import exchange_graph, gossip_senders, task_senders
 from dispfl.round.round import global_model, initial_states, peer_step, task_state
 from dispfl.runs.metrics import Metrics, logged, spread
 
@@ -59,11 +59,9 @@ def personalize(
     if isinstance(method, ServerMethod):
         task = PeerTask(name, last, server=server)
     else:
-        graph: dict[str, list[str]] = {peer: [] for peer in context.roster}
-        graph[name] = _neighbours(context, name)
-        task = PeerTask(name, last, graph)
+        task = PeerTask(name, last, _senders(joined, name, state))
     readable = {}
-    for sender in task_senders(joined, task, state):
+    for sender in task_senders(task):
         if sender != SERVER:
             readable[sender] = states[sender]
     readable[name] = state
@@ -71,10 +69,18 @@ def personalize(
     return simulated_step(joined, joined.codec, network, task, state, fetch).report
 
 
-def _neighbours(context: RunContext, name: str) -> list[str]:
-    """Draw as many peers as the most connected one receives from in the last round."""
-    graph = exchange_graph(context, context.settings.rounds - 1)
-    degree = max(map(len, graph.values()), default=0)
-    rng = stream(context.settings.seed, "newcomer", name)
-    order = torch.randperm(len(context.roster), generator=rng)
-    return sorted(context.roster[k] for k in order[:degree].tolist())
+def _senders(joined: RunContext, name: str, state: PeerState) -> list[str]:
+    """Draw as many peers as the most connected one has neighbours in the last round.
+
+    Whom the method would choose beyond them does not know the unseen peer.
+    """
+    last = joined.settings.rounds - 1
+    participants = joined.data.participants
+    degrees = exchange_graph(joined, last, participants).values()
+    degree = max(map(len, degrees), default=0)
+    rng = stream(joined.settings.seed, "newcomer", name)
+    order = torch.randperm(len(participants), generator=rng)
+    graph: dict[str, list[str]] = {peer: [] for peer in participants}
+    graph[name] = sorted(participants[k] for k in order[:degree].tolist())
+    choices = gossip_senders(joined, graph, name, last, state)
+    return [sender for sender in choices if sender in graph[name]]

@@ -257,7 +257,7 @@ def named_randomness(method: Method) -> None:
         step_seed = stream_seed(run_seed, "torch", peer, 0)  # set before the step, for dropout
         with _unused_generators(method, "step", step_seed):
             peer_step(context, network, PeerTask(peer, 0), states[peer], received)
-    graph = context.settings.topology.online_neighbours(run_seed, 0, context.roster)
+    graph = context.topology(0).online_neighbours(run_seed, 0, context.roster)
     with _unused_generators(method, "choose"):
         gossip_senders(context, graph, "000", 0, states["000"])
     if isinstance(method, ServerMethod):
@@ -335,7 +335,10 @@ def _check_links(context: RunContext, t: int, finished_round: FinishedRound) -> 
     responses = set()
     requests = set()
     for peer in context.roster:
-        for sender in topology.reachable(neighbours, peer):
+        reachable = neighbours.get(peer, [])
+        if context.choices(t) and peer in neighbours:
+            reachable = [name for name in neighbours if name != peer]
+        for sender in reachable:
             responses.add((sender, peer))
             requests.add((peer, sender))
 

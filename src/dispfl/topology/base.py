@@ -22,6 +22,8 @@ class Topology(Component):
     """Base of the topologies. A roster is the sorted tuple of the peers' names."""
 
     table: ClassVar[str] = "topology"
+    offers_choice: ClassVar[bool] = False
+    """Whether peers may choose any others in place of some neighbours (`thinned`)."""
     offline_prob: float = Field(default=0.0, ge=0, le=1)
     """The probability that a peer is offline in a round: it neither sends nor receives then."""
     offline: Literal["train", "skip"] = "train"
@@ -109,9 +111,12 @@ class Topology(Component):
         receivers = [name for name, senders in graph.items() if peer in senders]
         return graph.get(peer, []), receivers
 
-    def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Return the peers that an online peer may receive from: by default its neighbours."""
-        return received[peer]
+    def thinned(self, count: int) -> "Topology":
+        """Return this topology with so many neighbours fewer, in whose place peers choose others.
+
+        Called where it `offers_choice`.
+        """
+        raise NotImplementedError
 
 
 def _problem_of_type(graph: Any) -> str:

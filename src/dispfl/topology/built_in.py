@@ -1,9 +1,9 @@
 """The built-in topologies: fixed graphs, and a random one that changes from round to round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -95,6 +95,7 @@ class RandomRegular(Topology):
     sending and for receiving.
     """
 
+    offers_choice: ClassVar[bool] = True  # any two peers may be neighbours in some round
     name: Literal["random"] = "random"
     degree: int = Field(default=4, ge=1)
     """Neighbours of a peer in a round.
@@ -122,9 +123,8 @@ class RandomRegular(Topology):
                 key="topology.degree",
             )
 
-    def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Return all online peers: any two may be neighbours in some round."""
-        return [name for name in received if name != peer]
+    def thinned(self, count: int) -> Topology:
+        return self.model_copy(update={"degree": self.degree - count})
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         circle, offsets = _circle(seed, t, tuple(roster), self.degree)

@@ -53,6 +53,10 @@ class PeerStatus:
     """Unreachable, and no request has arrived from it since: no model is kept for it."""
     distance: float | None = None
     """With a robust rule: the root mean square difference of its last model from ours."""
+    similarity: float | None = None
+    """With affinities: how similar its last model is to ours, at most 1."""
+    affinity: float | None = None
+    """With affinities: how much its last model counted in our average; our own counts 1."""
     privacy: dict[str, float | bool | None] | None = None
     """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`;
     and whether some of its budget is `left`. None: it says nothing.

@@ -32,9 +32,10 @@ from dispfl.experiment import Experiment
 from dispfl.methods.base import PeerState
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import (
+    agreed_senders,
+    choices_of,
     deliver,
     exchange_graph,
-    gossip_senders,
     published_model,
     requested_mask,
 )
@@ -354,9 +355,10 @@ class TrainedFederation:
         """The first peer that received this one's model in the last round."""
         t = self.context.settings.rounds - 1
         graph = exchange_graph(self.context, t)
+        choices = choices_of(self.context, t, graph, self.before_last_round)
         for name in sorted(graph):
-            state = self.before_last_round[name]
-            if peer in gossip_senders(self.context, graph, name, t, state):
+            senders, _ = agreed_senders(graph, choices, name)
+            if peer in senders:
                 return name
         return None
 
