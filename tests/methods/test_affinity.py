@@ -63,6 +63,7 @@ def test_what_all_have_in_common_is_left_out() -> None:
 def test_two_heads_without_any_change_cannot_be_compared() -> None:
     assert head(0, 0).similarity(head(1, 2), None) is None
     assert head(1, 2, held="10").similarity(head(1, 2, held="01"), None) is None
+    assert head(1, 2).similarity(head(1e30, 2e30), None) is None
 
 
 def test_the_mean_head_is_over_holders_and_follows_the_rounds() -> None:

@@ -107,6 +107,38 @@ def test_a_peer_that_only_sends_requests_costs_others_one_deadline_and_then_noth
         assert received == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
 
 
+class Declining(MemoryTransport):
+    """Declines every request for a model, as if it did not choose who asks."""
+
+    async def serve(self, handler: Handler) -> None:
+        async def declines(sender: str, request: Request) -> Response:
+            if request.kind == "model":
+                return Response({"status": "declined", "current_round": request.header["round"]})
+            return await handler(sender, request)
+
+        await super().serve(declines)
+
+
+def test_a_neighbour_that_declines_has_not_answered() -> None:
+    """Only those that were chosen may decline: others would count as if nobody had asked them."""
+    world = World(2, reliable, peers=4)
+
+    async def story() -> None:
+        living = await everyone(world, "003")
+        declining = world.node("003")
+        replace_transport(declining, Declining(world.network, "003"))
+        running = asyncio.create_task(declining.run(0, world.start["003"]))
+        await asyncio.gather(*living.values())
+        running.cancel()
+        await asyncio.wait([running])
+        await declining.client.transport.close()
+
+    run(story(), LIMIT)
+    for name in world.names[:3]:
+        assert "003" in world.stores[name].missed[1]
+        assert all("003" not in received for received in world.stores[name].received.values())
+
+
 class LateAnswers(MemoryTransport):
     """Answers requests for models, 18 s after they arrived: just before the deadline."""
 

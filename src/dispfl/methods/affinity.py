@@ -23,6 +23,7 @@ similarity.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from operator import and_
 from statistics import fmean
 from typing import Literal
@@ -177,7 +178,7 @@ class Head:
     def similarity(self, other: "Head", mean: Tensor | None) -> float | None:
         """Return the cosine of two heads' deviations from a mean, on the weights that both hold.
 
-        None if nothing deviates yet: all peers start alike.
+        None if nothing deviates yet, since all peers start alike, or if weights are too large.
         """
         both = self.is_held & other.is_held
         own_deviation = self.change[both]
@@ -186,7 +187,7 @@ class Head:
             own_deviation = own_deviation - mean[both]
             deviation = deviation - mean[both]
         norms = float(own_deviation.norm() * deviation.norm())
-        if not norms:
+        if not norms or not isfinite(norms):
             return None
         return float(own_deviation @ deviation) / norms
 

@@ -83,7 +83,6 @@ class Client:
         """Take the model, if it has arrived; leave requests to slow members open."""
         peer = self.ctx.status.peers[fetch.sender]
         if fetch.is_declined:
-            peer.answered += 1
             responses.declined.append(fetch.sender)
             responses.messages += fetch.messages
             return

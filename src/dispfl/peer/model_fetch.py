@@ -246,7 +246,7 @@ class ModelFetch:
                 if status == "stale":
                     self._note_stale()
                     return None
-                if status == "declined":
+                if status == "declined" and self.sender in self._request.chosen:
                     self._note_declined()
                     return None
                 if status != "wait":
