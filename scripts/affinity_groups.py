@@ -106,7 +106,12 @@ def main() -> None:
             eval_every=max(SHOWN),
             data={"name": "cifar10", "dir": arguments.data_dir, "augment": True},
             partition={"name": "grouped", "groups": GROUPS, "samples_per_peer": 100},
-            method={"name": "dispfl", "affinity": "head"},
+            method={
+                "name": "dispfl",
+                "affinity": "head",
+                "affinity_strength": 2.5,
+                "affinity_chosen": 0.5,
+            },
             topology={"name": "random", "degree": 5},
             callbacks=[recorder],
             progress=False,

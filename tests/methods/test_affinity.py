@@ -38,6 +38,14 @@ MakeContext = Callable[..., RunContext]
 RunAll = Callable[[RunContext], list[FinishedRound]]
 
 
+AFFINITY = {
+    "density": 0.8,
+    "affinity": "head",
+    "affinity_strength": 2.5,
+    "affinity_chosen": 0.5,
+}
+
+
 def head(*changes: float, held: str = "") -> Head:
     """A last layer with these changes; `held` says which weights it holds: "101"."""
     is_held = torch.tensor([flag == "1" for flag in held or "1" * len(changes)])
@@ -111,7 +119,7 @@ def grouped_context(
     return simulated_context(
         peers,
         model=tiny_network,
-        method=method(density=0.8, affinity="head", **settings),  # type: ignore[arg-type]
+        method=method(**AFFINITY, **settings),  # type: ignore[arg-type]
         topology=RandomRegular(degree=6),
         train=Train(lr=0.1, epochs=3, batch_size=10),
         rounds=rounds,
@@ -247,7 +255,7 @@ def test_the_report_maps_whom_peers_resemble(tmp_path: Path) -> None:
     federation = Federation(
         tiny_network,
         peers,
-        DisPFL(density=0.8, affinity="head"),
+        DisPFL(**AFFINITY),  # type: ignore[arg-type]
         topology=RandomRegular(degree=4),
         train=Train(lr=0.1, epochs=3, batch_size=10),
         rounds=8,
@@ -268,18 +276,20 @@ def _tensors(samples: Samples) -> tuple[Tensor, Tensor]:
 
 
 def test_more_and_more_neighbours_are_chosen_up_to_half_of_them() -> None:
-    method = DisPFL(affinity="head")
+    method = DisPFL(affinity="head", affinity_chosen=0.5)
     chosen = [method.choices(5, t, 100) for t in (0, 20, 40, 50, 60, 80, 99)]
     assert chosen == [0, 0, 1, 1, 1, 2, 2]
     assert [method.choices(neighbours, 10, 10) for neighbours in (1, 2, 3, 10)] == [0, 1, 1, 5]
-    assert DisPFL(affinity="head", horizon=10).choices(10, 10, 100) == 5
-    assert DisPFL().choices(10, 99, 100) == 0
+    assert DisPFL(affinity="head", affinity_chosen=0.5, horizon=10).choices(10, 10, 100) == 5
+    assert DisPFL(affinity="head").choices(10, 99, 100) == 0
+    assert DisPFL(affinity_chosen=0.5).choices(10, 99, 100) == 0
 
 
 def test_a_rule_withstands_less_than_half_of_the_neighbours_that_are_not_chosen() -> None:
     """Of ten neighbours five are random, in rounds in which nobody chooses each other: two."""
     topology = RandomRegular(degree=10)
     check_byzantine(DisPFL(robust="clip", byzantine=4), topology, 20)
-    check_byzantine(DisPFL(robust="clip", byzantine=2, affinity="head"), topology, 20)
+    choosing = DisPFL(robust="clip", byzantine=2, affinity="head", affinity_chosen=0.5)
+    check_byzantine(choosing, topology, 20)
     with refused(ConfigError, key="method.byzantine"):
-        check_byzantine(DisPFL(robust="clip", byzantine=3, affinity="head"), topology, 20)
+        check_byzantine(choosing.model_copy(update={"byzantine": 3}), topology, 20)

@@ -199,7 +199,7 @@ def test_real_peers_send_and_count_what_a_method_of_ones_own_publishes(
 @pytest.mark.parametrize(
     "settings",
     [
-        ["method.affinity=head", "method.density=[0.4,0.8]"],
+        ["method.affinity=head", "method.affinity_chosen=0.5", "method.density=[0.4,0.8]"],
         ["method=fedfomo", "method.explore=0.3"],
     ],
     ids=lambda settings: settings[0],
@@ -207,7 +207,7 @@ def test_real_peers_send_and_count_what_a_method_of_ones_own_publishes(
 def test_real_peers_that_choose_each_other_or_decline_agree_with_the_simulation(
     start: Callable[[int], PeerProcesses], settings: list[str]
 ) -> None:
-    run = ["peers=6", "rounds=6", "topology=random", "topology.degree=3", "partition=pathological"]
+    run = ["peers=6", "rounds=6", "topology=random", "topology.degree=4", "partition=pathological"]
     processes = start(6)
     experiment = compose({}, [*TINY, *run, *settings])
     check_agreement(processes, experiment)
@@ -215,8 +215,8 @@ def test_real_peers_that_choose_each_other_or_decline_agree_with_the_simulation(
     chosen = 0
     for t, record in enumerate(read_metrics(processes.out)):
         links = decode_links(record["links"], processes.names)
-        assert max(map(len, links.values())) <= 3
-        neighbours = 3 - experiment.method.choices(3, t, 6)
+        assert max(map(len, links.values())) <= 4
+        neighbours = 4 - experiment.method.choices(4, t, 6)
         chosen += sum(map(len, links.values())) - 6 * neighbours
     if "method.affinity=head" in settings:
         assert chosen > 0  # some chose each other

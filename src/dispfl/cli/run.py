@@ -302,8 +302,8 @@ def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
         method = experiment.method
         if isinstance(method, DisPFL) and method.affinity != "none" and method.robust == "clip":
             warnings.add(
-                "method.affinity with method.robust=clip: under some attacks it loses up to 1.6"
-                " points more than clip alone, because peers receive fewer models."
+                "method.affinity with method.robust=clip: where peers choose each other, it loses"
+                " up to 1.6 points more than clip alone under some attacks."
             )
     for warning in sorted(warnings):
         typer.echo(warning, err=True)

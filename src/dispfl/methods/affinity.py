@@ -16,9 +16,9 @@ then counts
 
 and our own counts 1. So first everybody learns from everybody, and in the end a twin counts in full
 and a stranger little. Where nobody resembles anybody more than others do, as with independent data,
-c_best is about 0, and all count nearly the same. Where the topology allows it, a peer also chooses
-those that it receives from: at first none, in the end half of them, with the largest running
-similarity.
+c_best is about 0, and all count nearly the same. A peer may also choose some of those that it
+receives from, where the topology allows it: at first none, in the end a share of them, those with
+the largest running similarity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,11 +61,15 @@ class Affinity(GossipMethod):
 
     See `docs/affinity.md`.
     """
-    affinity_strength: float = Field(default=2.5, ge=0)
+    affinity_strength: float = Field(default=1.0, ge=0)
     """With an affinity: how much less a model counts for each unit of similarity that it lacks.
 
-    It grows from 0 to this over the rounds. With 0 all count the same, and similar peers are only
-    chosen more often.
+    It grows from 0 to this over the rounds. With 0 all count the same.
+    """
+    affinity_chosen: float = Field(default=0.0, ge=0, le=0.5)
+    """With an affinity: share of the neighbours that are chosen by similarity, in the end.
+
+    At first none are. Places that are not filled by mutual choice stay empty.
     """
 
     def private_parameters(self, layout: Layout) -> list[bool]:
@@ -85,10 +89,10 @@ class Affinity(GossipMethod):
         return self.affinity != "none" or is_overridden
 
     def choices(self, neighbours: int, t: int, T: int) -> int:
-        """In the end half of the neighbours are those that are most similar; at first none."""
+        """A share of the neighbours are those that are most similar in the end; at first none."""
         if self.affinity == "none":
             return 0
-        most = neighbours // 2
+        most = int(self.affinity_chosen * neighbours)
         return most - round(prune_rate(min(t, T), T, most))
 
     def choose(
