@@ -487,11 +487,12 @@ def test_data_may_move_between_stop_and_resume_but_must_be_the_same(
     assert weights(path) == expected
 
 
-def test_affinities_with_a_robust_rule_are_run_with_a_warning(
+def test_peers_that_choose_under_a_robust_rule_are_run_with_a_warning(
     dispfl: Dispfl, tmp_path: Path
 ) -> None:
-    settings = ["peers=8", "topology.degree=6", "method.affinity=head", "rounds=1"]
+    settings = ["peers=8", "topology.degree=6", "rounds=1"]
+    settings += ["method.affinity=head", "method.affinity_chosen=0.5"]
     robust = dispfl("run", *TINY, *settings, "method.robust=clip", "--out", tmp_path / "robust")
     plain = dispfl("run", *TINY, *settings, "--out", tmp_path / "plain")
-    assert robust.err.count("method.affinity with method.robust=clip") == 1
-    assert "method.affinity" not in plain.err
+    assert robust.err.count("method.affinity_chosen with method.robust=clip") == 1
+    assert "method.affinity_chosen" not in plain.err

@@ -72,6 +72,18 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_nothing() -> None:
     assert took < 120 + ROUNDS * (3 + 1) + 20
 
 
+async def until_others_finish(world: World, transport: MemoryTransport) -> None:
+    """Run all peers until the others have finished; 003 has a transport of its own."""
+    living = await everyone(world, "003")
+    node = world.node("003")
+    replace_transport(node, transport)
+    running = asyncio.create_task(node.run(0, world.start["003"]))
+    await asyncio.gather(*living.values())
+    running.cancel()
+    await asyncio.wait([running])
+    await node.client.transport.close()
+
+
 class Unresponsive(MemoryTransport):
     """Sends requests, but never responds to any."""
 
@@ -86,17 +98,7 @@ class Unresponsive(MemoryTransport):
 def test_a_peer_that_only_sends_requests_costs_others_one_deadline_and_then_nothing() -> None:
     world = World(2, reliable, peers=4)
 
-    async def story() -> None:
-        living = await everyone(world, "003")
-        silent = world.node("003")
-        replace_transport(silent, Unresponsive(world.network, "003"))
-        running = asyncio.create_task(silent.run(0, world.start["003"]))
-        await asyncio.gather(*living.values())
-        running.cancel()
-        await asyncio.wait([running])
-        await silent.client.transport.close()
-
-    run(story(), LIMIT)
+    run(until_others_finish(world, Unresponsive(world.network, "003")), LIMIT)
     for name in world.names[:3]:
         ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
         assert len(ends) == ROUNDS
@@ -123,17 +125,7 @@ def test_a_neighbour_that_declines_has_not_answered() -> None:
     """Only those that were chosen may decline: others would count as if nobody had asked them."""
     world = World(2, reliable, peers=4)
 
-    async def story() -> None:
-        living = await everyone(world, "003")
-        declining = world.node("003")
-        replace_transport(declining, Declining(world.network, "003"))
-        running = asyncio.create_task(declining.run(0, world.start["003"]))
-        await asyncio.gather(*living.values())
-        running.cancel()
-        await asyncio.wait([running])
-        await declining.client.transport.close()
-
-    run(story(), LIMIT)
+    run(until_others_finish(world, Declining(world.network, "003")), LIMIT)
     for name in world.names[:3]:
         assert "003" in world.stores[name].missed[1]
         assert all("003" not in received for received in world.stores[name].received.values())

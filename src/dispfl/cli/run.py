@@ -300,10 +300,10 @@ def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
                 " not per sample, and the privacy loss of the rounds is not accounted."
             )
         method = experiment.method
-        if isinstance(method, DisPFL) and method.affinity != "none" and method.robust == "clip":
+        if isinstance(method, DisPFL) and method.robust == "clip" and method.affinity_chosen:
             warnings.add(
-                "method.affinity with method.robust=clip: where peers choose each other, it loses"
-                " up to 1.6 points more than clip alone under some attacks."
+                "method.affinity_chosen with method.robust=clip loses up to 1.6 points more than"
+                " clip alone under some attacks, because peers receive fewer models."
             )
     for warning in sorted(warnings):
         typer.echo(warning, err=True)
