@@ -61,12 +61,12 @@ class Affinity(GossipMethod):
 
     See `docs/affinity.md`.
     """
-    affinity_strength: float = Field(default=1.0, ge=0)
+    affinity_strength: float = Field(default=2.5, ge=0)
     """With an affinity: how much less a model counts for each unit of similarity that it lacks.
 
     It grows from 0 to this over the rounds. With 0 all count the same.
     """
-    affinity_chosen: float = Field(default=0.0, ge=0, lt=1)
+    affinity_chosen: float = Field(default=0.6, ge=0, lt=1)
     """With an affinity: share of the neighbours that are chosen by similarity, in the end.
 
     At first none are. A random neighbour takes the place of a peer that does not choose us too.

@@ -49,7 +49,8 @@ class Client:
             body = await ctx.compute(lambda: ctx.codec.encode_request(mask))
         norm = model_norm(shared_part(ctx.run, state.model))
         chosen = ctx.participants.chosen(t, state)
-        request = ModelRequest(t, mask, body, norm, frozenset(chosen))
+        began = asyncio.get_running_loop().time()
+        request = ModelRequest(t, mask, body, norm, began, frozenset(chosen))
 
         expected_senders = ctx.participants.senders(t, state)
         senders = expected_senders if senders is None else senders
@@ -74,15 +75,12 @@ class Client:
         t = request.t
         chosen = [fetch for fetch in fetches if fetch.sender in request.chosen]
         for fetch in chosen:
-            if fetch.is_awaited:
-                await fetch.decided.wait()
-            else:  # a slow or unreachable member, which no round waits for
-                fetch.give_up()
+            await fetch.decide()
         agreed = [fetch.sender for fetch in chosen if fetch.is_agreed]
         self.ctx.published.agree(t, agreed)
 
         spare_senders = self.ctx.participants.spare_senders(t)
-        needed = needed_places(len(spare_senders), len(request.chosen) - len(agreed))
+        needed = needed_places(len(spare_senders), len(chosen) - len(agreed))
         request = replace(request, chosen=frozenset())
         spare_fetches = []
         for number, name in enumerate(spare_senders):

@@ -51,6 +51,8 @@ class ModelRequest:
     """The encoded mask."""
     norm: float
     """The norm of our own model."""
+    began: float
+    """When the round's requests began, by the event loop's clock."""
     chosen: frozenset[str] = frozenset()
     """Peers that are no neighbours: they are asked first whether they choose us too."""
     spare: SparePlace | None = None
@@ -153,7 +155,7 @@ class ModelFetch:
         """Whether the peer does not choose us, or has no place for us."""
         self.is_agreed = False
         """Whether the peer is chosen and chooses us too."""
-        self.decided = asyncio.Event()
+        self._decided = asyncio.Event()
         """Set once it is known whether it does."""
         self._client = client
         self._ctx = client.ctx
@@ -189,9 +191,12 @@ class ModelFetch:
         """Begin to count the time that this peer has."""
         now = self._clock()
         end = now + self._deadlines.deadline
+        if self._request.spare is not None:  # the round has begun before
+            end = self._request.began + self._deadlines.deadline
         if self._deadlines.may_be_starting(self._peer, now):
             end = max(end, self._deadlines.startup_until)
         self._began = now
+        self._half_time = (now + end) / 2
         self._full_deadline = end
         """When the time of a peer that responds is up."""
         self._longest_wait = now + self._deadlines.patience
@@ -219,7 +224,7 @@ class ModelFetch:
         except Exception as problem:  # a problem with one peer must not end the node
             self._client.members.mark_failed(self.sender, problem)
         finally:
-            self.decided.set()
+            self._decided.set()
             self.responses.awaited.discard(self.sender)
             self.responses.behind.discard(self.sender)
 
@@ -267,7 +272,7 @@ class ModelFetch:
                     return None
                 if status == "agreed" and self._asks_for_agreement:
                     self.is_agreed = True
-                    self.decided.set()
+                    self._decided.set()
                     continue
                 if status != "wait":
                     return await self._decode(nonce, response)
@@ -312,10 +317,19 @@ class ModelFetch:
     def _may_decline(self) -> bool:
         return self._asks_for_agreement or self._request.spare is not None
 
-    def give_up(self) -> None:
-        """End the request to a chosen peer, as if it had declined."""
-        self.is_declined = True
-        self.task.cancel()
+    async def decide(self) -> None:
+        """Wait until a chosen peer has said whether it chooses us, too, for half of its time.
+
+        Then it counts as if it had declined: the rest of the time is for spare neighbours. No round
+        waits for slow and unreachable members.
+        """
+        if self.is_awaited:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._half_time):
+                    await self._decided.wait()
+        if not self._decided.is_set():
+            self.is_declined = True
+            self.task.cancel()
 
     def _on_alive(self) -> None:
         """Give a peer that begins to respond the whole deadline."""
