@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from_lists
-from dispfl.core.flat_module import Precision, resolve_device
+from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
 from dispfl.core.task import TASK_METRICS, Task, TaskName
@@ -81,6 +81,9 @@ class RunSettings(Settings):
     precision: Precision = "float32"
     """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else
     stays float32."""
+    memory_format: MemoryFormat = "contiguous"
+    """channels_last: activations of images have their channels last in memory, which is faster for
+    some networks; weights, messages and files stay row-major."""
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular()
     train: Train = Train()
