@@ -451,12 +451,15 @@ class Experiment(Simulation, NamedSettings):
         resume: bool = False,
         callbacks: "Sequence[Callback]" = (),
         progress: bool | None = None,
+        fast: bool = False,
     ) -> "Run":
         """Run the experiment, as `dispfl run` does; with a run directory everything is saved.
 
-        `resume` continues the run in that directory, if there is one. `callbacks` and `progress`
-        are as in `Federation.run`.
+        `resume` continues the run in that directory, if there is one. `callbacks`, `progress` and
+        `fast` are as in `Federation.run`.
         """
         from dispfl.runs.execute import run_experiment  # which imports this module
 
-        return run_experiment(self, out, resume=resume, callbacks=callbacks, progress=progress)
+        return run_experiment(
+            self, out, resume=resume, callbacks=callbacks, progress=progress, fast=fast
+        )
