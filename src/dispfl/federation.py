@@ -311,8 +311,6 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
         present = config.get(key)
         if present == earlier or key in MAY_DIFFER:
             continue
-        if key not in written and _is_default(key, present):  # written before there was the setting
-            continue
         reason = ""
         if key == "rounds":
             reason = why_not_extended(written["rounds"], config["rounds"], context.settings)
@@ -329,8 +327,3 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
         with directory.closed_on_failure():
             directory.extend(config)
     return directory
-
-
-def _is_default(key: str, value: object) -> bool:
-    field = Simulation.model_fields.get(key)
-    return field is not None and value == field.default
