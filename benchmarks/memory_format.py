@@ -1,8 +1,8 @@
 """Training steps in channels_last against row-major ones, on one thread; ratio of times.
 
 The limit is for a network that gains: two large convolutions with max-pooling and without a norm,
-800,000 parameters, in batches of 128. The small CNN and ResNet-18, whose group norms make
-channels_last slower, are measured only. `--quick` leaves out ResNet-18.
+800,000 parameters, in batches of 128. The small CNN, VGG-11 and ResNet-18, which
+have group norms, are measured only. `--quick` leaves out the large ones.
 """
 
 import sys
