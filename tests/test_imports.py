@@ -202,6 +202,18 @@ def test_the_help_text_does_not_load_torch() -> None:
     assert lines[-2:] == ["ended with 0", "[]"]
 
 
+def test_the_costs_that_a_run_announces_do_not_load_sympy() -> None:
+    """It takes a tenth of the time that a command needs to start."""
+    code = (
+        "import sys\n"
+        "from dispfl.costs.estimate import network\n"
+        "from dispfl.models.settings import Model\n"
+        "network(Model(), (1, 28, 28), 10)\n"
+        "print('sympy' in sys.modules)"
+    )
+    assert python(code) == ["False"]
+
+
 @pytest.mark.parametrize("name", dispfl.__all__)
 def test_every_public_name_resolves_and_is_listed(name: str) -> None:
     assert getattr(dispfl, name) is not None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from_lists
-from dispfl.core.flat_module import Precision, resolve_device
+from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
 from dispfl.core.task import TASK_METRICS, Task, TaskName
@@ -81,6 +81,9 @@ class RunSettings(Settings):
     precision: Precision = "float32"
     """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else
     stays float32."""
+    memory_format: MemoryFormat = "contiguous"
+    """channels_last: activations of images have their channels last in memory, which is faster for
+    some networks; weights, messages and files stay row-major."""
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular()
     train: Train = Train()
@@ -448,12 +451,15 @@ class Experiment(Simulation, NamedSettings):
         resume: bool = False,
         callbacks: "Sequence[Callback]" = (),
         progress: bool | None = None,
+        fast: bool = False,
     ) -> "Run":
         """Run the experiment, as `dispfl run` does; with a run directory everything is saved.
 
-        `resume` continues the run in that directory, if there is one. `callbacks` and `progress`
-        are as in `Federation.run`.
+        `resume` continues the run in that directory, if there is one. `callbacks`, `progress` and
+        `fast` are as in `Federation.run`.
         """
         from dispfl.runs.execute import run_experiment  # which imports this module
 
-        return run_experiment(self, out, resume=resume, callbacks=callbacks, progress=progress)
+        return run_experiment(
+            self, out, resume=resume, callbacks=callbacks, progress=progress, fast=fast
+        )

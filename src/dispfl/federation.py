@@ -26,9 +26,10 @@ from dispfl.round.context import RunContext, RunData
 from dispfl.runs.callbacks import Callback, check_callbacks
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.execute import MAY_DIFFER, connect_engine, execute, why_not_extended
+from dispfl.runs.fastest import find_fastest, saved_format
 from dispfl.runs.metrics import weights_sha256
 from dispfl.runs.prepare import unseen_names, with_poisoned_data
-from dispfl.runs.progress import python_progress
+from dispfl.runs.progress import python_progress, show_in_python
 from dispfl.runs.run import Run
 from dispfl.topology import GraphTopology, Topology, is_graph
 
@@ -45,20 +46,22 @@ def run(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    fast: bool = False,
     **overrides: Any,
 ) -> Run:
     """Run an experiment, as `dispfl run` does: `run("my.toml", rounds=5, train={"lr": 0.01})`.
 
     `config` is a TOML file or such a dict; without one, the defaults are used. Keywords override
     its keys, those of a table as a dict. With a run directory, `out`, everything is saved, and
-    `resume` continues the run there. `callbacks` and `progress` are as in `Federation.run`.
+    `resume` continues the run there. `callbacks`, `progress` and `fast` are as in
+    `Federation.run`.
     """
     if config is None:
         config = {}
     elif not isinstance(config, Mapping):
         config = read_toml(Path(config))
     experiment = Experiment(**compose_values(Experiment, config, overrides))
-    return experiment.run(out, resume=resume, callbacks=callbacks, progress=progress)
+    return experiment.run(out, resume=resume, callbacks=callbacks, progress=progress, fast=fast)
 
 
 class Federation:
@@ -154,13 +157,16 @@ class Federation:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
+        fast: bool = False,
     ) -> Run:
         """Run all rounds. With a run directory, `out`, everything is saved.
 
         `resume` continues the run in that directory, if there is one; if this federation has more
         rounds, it extends the run, also a finished one. `callbacks` are called after each round
         with the `Run` so far, and may stop it (`StopRun`). A progress bar is shown on terminals and
-        in notebooks, unless `progress` is False.
+        in notebooks, unless `progress` is False. With `fast`, the precision and the memory format
+        that are the fastest here, of those that the settings leave open, are found in a few
+        seconds and become settings of the run; a resumed run keeps its own.
         """
         if resume and out is None:
             raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
@@ -169,11 +175,19 @@ class Federation:
         has_validation = any(data.validation is not None for data in context.data.peers.values())
         check_callbacks(callbacks, has_validation)
         connect_engine(context.simulation, self._ray_address)
+        path = Path(out) if out is not None else None
+        is_resumed = resume and path is not None and (path / "config.toml").exists()
+        if fast and is_resumed:
+            assert path is not None
+            context = context.changed(**saved_format(read_config(path), context.settings))
+        elif fast:
+            fastest = find_fastest(context)
+            show_in_python(progress, fastest.sentence)
+            context = context.changed(**fastest.settings)
         config = _describe(context)
         directory = None
-        if out is not None:
-            path = Path(out)
-            if resume and (path / "config.toml").exists():
+        if path is not None:
+            if is_resumed:
                 directory = _open_same(path, config, context)
             else:
                 directory = RunDirectory.create(path, config)

@@ -195,6 +195,7 @@ def test_a_network_with_sizes_in_its_forward_runs_with_masks_of_single_weights(
         ["method.keep=conv1", "method.layers=erk"],
         ["vmap_peers=2"],
         ["precision=bf16"],
+        ["memory_format=channels_last"],
     ],
     ids=lambda words: words[0],
 )

@@ -95,6 +95,7 @@ def a_context(experiment: Experiment) -> RunContext:
             "wire.values=int8",
             "wire.coding=zstd",
         ],
+        ["memory_format=channels_last", "model=cnn"],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method.private=head", "wire.values=int8", "wire.coding=zstd"],
         ["method=own_methods:PushSum", "method.private=head", "wire.coding=zstd"],

@@ -170,6 +170,12 @@ def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
     )
 
 
+def test_a_model_in_channels_last_is_not_stacked(points: Points) -> None:
+    assert not vmap_supports(
+        FlatModule(mlp(), memory_format="channels_last"), Task(), ResidentSamples(*points(20, 0))
+    )
+
+
 def test_a_layer_used_twice_and_a_frozen_one_are_stacked_too(points: Points) -> None:
     network = FlatModule(Tied())
     alone, vmap_peers = trainers(points, network=network), trainers(points, network=network)

@@ -152,6 +152,13 @@ def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
     check_agreement(start(4), compose({}, [*TINY, *channels, "peers=4", "rounds=3"]))
 
 
+def test_real_peers_with_channels_last_get_the_models_of_the_simulation(
+    start: Callable[[int], PeerProcesses],
+) -> None:
+    settings = ["model=cnn", "memory_format=channels_last"]
+    check_agreement(start(3), compose({}, [*TINY, *settings, "peers=3", "rounds=2"]))
+
+
 def test_real_peers_with_a_private_head_get_the_models_and_bytes_of_the_simulation(
     start: Callable[[int], PeerProcesses],
 ) -> None:

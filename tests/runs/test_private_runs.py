@@ -226,6 +226,10 @@ class Greedy(GossipMethod):
             "precision is bf16, but with privacy gradients are float32",
         ),
         (
+            lambda: federation(memory_format="channels_last"),
+            "memory_format is channels_last, but with privacy",
+        ),
+        (
             lambda: federation(
                 privacy=Privacy(epsilon=100, noise_multiplier=0.8),
                 unseen_peers=[(data(8), data(9))],

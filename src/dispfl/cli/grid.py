@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dispfl.cli.completion import complete_rows, complete_settings
-from dispfl.cli.run import TrackOption
+from dispfl.cli.run import FastOption, TrackOption
 from dispfl.errors import ConfigError
 from dispfl.terminal import SafeConsole, print_text
 
@@ -115,6 +115,7 @@ class GridOptions:
     data_dir: Path | None
     track: str | None
     jobs: int
+    fast: bool
     view: TableOptions
 
 
@@ -139,6 +140,7 @@ def compare(
     against: AgainstOption = None,
     columns: ColumnsOption = "",
     percent: PercentOption = False,
+    fast: FastOption = False,
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -152,6 +154,8 @@ def compare(
     processes on the same folder at the same time.
     Methods that differ only in how the same models are evaluated, such as
     fedavg and fedavg-ft, are trained once.
+    With --fast, the first method decides for all; a repeated command keeps
+    the choice.
     The table is also written as Markdown, LaTeX, CSV and JSON, together with
     a plot of the learning curves and an HTML report.
 
@@ -162,7 +166,7 @@ def compare(
     from dispfl.runs.grid import methods_grid
 
     view = TableOptions(targets, budget, figure, against, split_commas(columns), percent)
-    options = GridOptions(config, seeds, out, data_dir, track, jobs, view)
+    options = GridOptions(config, seeds, out, data_dir, track, jobs, fast, view)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -187,6 +191,7 @@ def sweep(
     against: AgainstOption = None,
     columns: ColumnsOption = "",
     percent: PercentOption = False,
+    fast: FastOption = False,
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -203,7 +208,7 @@ def sweep(
     from dispfl.runs.grid import sweep_grid
 
     view = TableOptions(targets, budget, figure, against, split_commas(columns), percent)
-    options = GridOptions(config, seeds, out, data_dir, track, jobs, view)
+    options = GridOptions(config, seeds, out, data_dir, track, jobs, fast, view)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -220,7 +225,7 @@ def run_and_compare(
     from dispfl.core.metric import SHARES
     from dispfl.report.result_tables import check_columns
     from dispfl.runs.directory import check_learned
-    from dispfl.runs.grid import check_grid, reference_names, save_labels
+    from dispfl.runs.grid import check_grid, reference_names, save_labels, with_fastest_format
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(options.track)
@@ -237,6 +242,9 @@ def run_and_compare(
         if options.view.against is not None:
             against = reference_names(cells, options.view.against)
         check_columns(options.view.columns, metrics, targets)
+        if options.fast:
+            cells, sentence = with_fastest_format(cells)
+            print_text(console, sentence)
         check_grid(cells)
         save_labels(cells, out)
         print_text(console, _count_states(cells))

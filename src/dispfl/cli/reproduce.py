@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ import typer
 
 from dispfl.cli.completion import complete_experiments
 from dispfl.cli.grid import JobsOption, split_commas
+from dispfl.cli.run import FastOption
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import SafeConsole, number_table, print_text
 
@@ -88,6 +89,7 @@ def reproduce(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")
     ] = False,
+    fast: FastOption = False,
 ) -> None:
     """Run one of the paper's tables or figures, and print our numbers next to the paper's.
 
@@ -95,7 +97,8 @@ def reproduce(
     interrupted ones are resumed, so the same command can be repeated; runs
     that several tables share run once. At the other scales it first
     estimates the hours on this machine, from measured training; at the
-    paper's it starts only with --yes.
+    paper's it starts only with --yes. With --fast, the first run decides
+    for all; a repeated command keeps the choice.
 
     Example: dispfl reproduce sparsity
     Example: dispfl reproduce main --scale desktop --only cifar10,dirichlet --jobs 2
@@ -123,18 +126,22 @@ def reproduce(
         )
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
-    _run(
-        experiment,
-        [run.cell for run in runs],
-        scale,
-        yes,
-        SafeConsole(stderr=as_json),
-        as_json,
-        jobs,
-    )
+    console = SafeConsole(stderr=as_json)
+    if fast:
+        runs = _with_fastest_format(runs, console)
+    _run(experiment, [run.cell for run in runs], scale, yes, console, as_json, jobs)
     report = _report(experiment, runs, caveat, out, figure, budget, SafeConsole(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **report}, indent=2))
+
+
+def _with_fastest_format(runs: "Sequence[PaperRun]", console: "Console") -> "list[PaperRun]":
+    """Choose one format for all runs, and say which."""
+    from dispfl.runs.grid import with_fastest_format
+
+    cells, sentence = with_fastest_format([run.cell for run in runs])
+    print_text(console, sentence)
+    return [replace(run, cell=cell) for run, cell in zip(runs, cells, strict=True)]
 
 
 def _run(

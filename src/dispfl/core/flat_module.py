@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -15,6 +15,8 @@ from dispfl.errors import ConfigError
 
 Precision = Literal["float32", "bf16"]
 """The precision of forward and backward passes; all else is float32, messages included."""
+MemoryFormat = Literal["contiguous", "channels_last"]
+"""The order in memory of the activations of image batches; weights stay row-major."""
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -58,11 +60,20 @@ class FlatModule:
     """
 
     def __init__(
-        self, module: nn.Module, device: str = "cpu", precision: Precision = "float32"
+        self,
+        module: nn.Module,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        memory_format: MemoryFormat = "contiguous",
     ) -> None:
-        if precision not in ("float32", "bf16"):
+        if precision not in get_args(Precision):
             raise ConfigError(
                 f"precision must be float32 or bf16, got {precision!r}.", key="precision"
+            )
+        if memory_format not in get_args(MemoryFormat):
+            raise ConfigError(
+                f"memory_format must be contiguous or channels_last, got {memory_format!r}.",
+                key="memory_format",
             )
         if module in _ALIVE:
             raise ConfigError(
@@ -83,6 +94,7 @@ class FlatModule:
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
+        self.memory_format = memory_format
         self.layout = Layout.of(module)
         self.buffer_names = [name for name, _ in module.named_buffers()]
         parameters = _trainable(module)  # those on the device
@@ -118,7 +130,9 @@ class FlatModule:
     def _small_network(self, mask: Mask, shapes: Shapes) -> "FlatModule":
         if shapes not in self._small:
             module = mask.small_network(self.module)
-            self._small[shapes] = FlatModule(module, str(self.device), self.precision)
+            self._small[shapes] = FlatModule(
+                module, str(self.device), self.precision, self.memory_format
+            )
         return self._small[shapes]
 
     def discard_weights(self) -> None:
@@ -134,6 +148,12 @@ class FlatModule:
         if torch.is_grad_enabled():
             self.uncharged += sample_count(inputs)
         inputs = with_each(inputs, self.to_device)
+        if self.memory_format == "channels_last":
+            return self._channels_last_outputs(inputs)
+        return self._outputs(inputs)
+
+    def _outputs(self, inputs: Inputs) -> Tensor:
+        """Return the module's outputs for inputs on the device, as float32."""
         if self.precision == "float32":
             return forward(self.module, inputs)
         # Threads share autocast's cache of rounded weights and empty it for each other. Then two
@@ -142,6 +162,25 @@ class FlatModule:
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             outputs = forward(self.module, inputs)
         return outputs.float()  # so loss and metric compute in float32
+
+    def _channels_last_outputs(self, inputs: Inputs) -> Tensor:
+        """Return the module's outputs, computed on images whose channels are last in memory.
+
+        Layers keep the order of their inputs, and convolutions convert their weights to it, so
+        that the flat vector stays row-major. Outputs are row-major, for losses that use `view`.
+        """
+        try:
+            outputs = self._outputs(with_each(inputs, _channels_last))
+        except RuntimeError as problem:
+            if "view size is not compatible" not in str(problem):
+                raise
+            raise ConfigError(
+                f"memory_format is channels_last, but the network {type(self.module).__name__}"
+                " calls `view` on activations, which works in row-major order only; use `reshape`"
+                " or `flatten` there, or memory_format=contiguous.",
+                key="memory_format",
+            ) from problem
+        return outputs.contiguous()
 
     def to_device(self, host: Tensor) -> Tensor:
         """Move a tensor to the device."""
@@ -182,6 +221,17 @@ class FlatModule:
         if self.mask is None:
             return None
         return self.mask.buffer_positions(buffer)
+
+
+def _channels_last(inputs: Tensor) -> Tensor:
+    """Return a batch of images with the channels last in memory; other inputs as they are.
+
+    A copy, because torch takes images of one channel for row-major unless their strides say
+    otherwise.
+    """
+    if inputs.dim() != 4:
+        return inputs
+    return inputs.clone(memory_format=torch.channels_last)
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -14,6 +14,7 @@ from itertools import chain
 from statistics import fmean
 
 import torch
+from torch import Tensor, nn
 
 from dispfl.core.device_classes import DeviceClass
 from dispfl.core.layout import Layout
@@ -306,10 +307,28 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
     with torch.device("meta"):  # no weights are drawn
         module = model.build(shape[0], classes, shape[1])
     # On the CPU one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds.
-    module.to_empty(device="cpu")
+    _move_to_cpu(module)
     layout = Layout.of(module)
     with user_errors(f"The network, on an image of shape {'x'.join(map(str, shape))}"):
         return layout, forward_cost(module, layout, torch.zeros(1, *shape))
+
+
+def _move_to_cpu(module: nn.Module) -> None:
+    """Give a module on "meta" memory for its parameters and buffers, filled with zeros.
+
+    `to_empty` does the same, but imports sympy, which takes longer than all the rest.
+    """
+    tensors: dict[Tensor, Tensor] = {}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter not in tensors:
+                values = torch.zeros(parameter.shape, dtype=parameter.dtype)
+                tensors[parameter] = nn.Parameter(values, parameter.requires_grad)
+            setattr(part, name, tensors[parameter])
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer not in tensors:
+                tensors[buffer] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+            setattr(part, name, tensors[buffer])
 
 
 def _local_training(

@@ -41,8 +41,9 @@ class InProcess:
     stack of models on one thread; the results are equal up to rounding. The stacks follow from the
     round and the roster, not from the number of threads, so the same `vmap_peers` gives the same
     bits; but a round resumed in its middle stacks the remaining peers differently, and its last
-    bits differ. Models that cannot be stacked train peer by peer: those with buffers, in bf16, on a
-    GPU, drawing from the global generator, or with control flow that depends on their inputs.
+    bits differ. Models that cannot be stacked train peer by peer: those with buffers, in bf16, in
+    channels_last, on a GPU, drawing from the global generator, or with control flow that depends on
+    their inputs.
 
     A state that no remaining task reads is released at once, so memory never holds two states of
     every peer.

@@ -293,6 +293,8 @@ def vmap_supports(network: FlatModule, task: Task, samples: Samples) -> bool:
     """Whether `vmap` can train a stack of this model, which is tried on one batch."""
     if network.buffer_names or network.precision != "float32":
         return False
+    if network.memory_format != "contiguous":
+        return False
     inputs, labels = next(samples.batches(2))
     x = with_each(stacked([inputs]), network.to_device)
     y = network.to_device(labels.unsqueeze(0))

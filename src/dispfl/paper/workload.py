@@ -134,6 +134,7 @@ def _workload(experiment: Experiment) -> tuple[object, ...]:
         experiment.train.batch_size,
         experiment.device,
         experiment.precision,
+        experiment.memory_format,
         experiment.workers,
     )
 

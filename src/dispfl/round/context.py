@@ -435,7 +435,8 @@ class RunContext:
 
     def network(self) -> FlatModule:
         """Build the network on the run's device, as a flat vector of weights."""
-        return FlatModule(self.module(), self.settings.device, self.settings.precision)
+        s = self.settings
+        return FlatModule(self.module(), s.device, s.precision, s.memory_format)
 
     def evaluates(self, t: int) -> bool:
         """Whether all models are evaluated at the end of round t, as they are after the last."""
@@ -472,6 +473,12 @@ def check_private_settings(settings: RunSettings) -> None:
         raise ConfigError(
             f"precision is {settings.precision}, but with privacy gradients are float32; omit it.",
             key="precision",
+        )
+    if settings.memory_format != "contiguous":
+        raise ConfigError(
+            f"memory_format is {settings.memory_format}, but with privacy the gradients of single"
+            " samples are computed row-major; omit it.",
+            key="memory_format",
         )
     if isinstance(settings, Simulation) and settings.vmap_peers > 1:
         raise ConfigError(

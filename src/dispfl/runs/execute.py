@@ -40,10 +40,11 @@ from dispfl.runs.directory import (
     trusted_config,
     write_split,
 )
+from dispfl.runs.fastest import FastestFormat, find_fastest, saved_format
 from dispfl.runs.loop import Follower, RunHistory, RunObserver, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
-from dispfl.runs.progress import python_progress
+from dispfl.runs.progress import python_progress, show_in_python
 from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import context_of
 from dispfl.runs.unseen_peers import evaluate_newcomers
@@ -257,6 +258,8 @@ class ExperimentRun:
     experiment: Experiment
     context: RunContext
     directory: RunDirectory
+    fastest: FastestFormat | None = None
+    """The format that was chosen for it, if it was to be a fast one."""
 
     @classmethod
     def create(
@@ -265,10 +268,15 @@ class ExperimentRun:
         out: Path,
         decoding: ProgressCallback | None = None,
         ray_address: str | None = None,
+        *,
+        fast: bool = False,
     ) -> "ExperimentRun":
-        """Create a run in a new directory; `decoding` is called while images are decoded."""
+        """Create a run in a new directory; `decoding` is called while images are decoded.
+
+        With `fast` it gets the precision and the memory format that are the fastest here.
+        """
         connect_engine(experiment, ray_address)
-        return cls.start(experiment, RunDirectory.claim(out), decoding)
+        return cls.start(experiment, RunDirectory.claim(out), decoding, fast=fast)
 
     @classmethod
     def resume(
@@ -299,16 +307,26 @@ class ExperimentRun:
         experiment: Experiment,
         directory: RunDirectory,
         decoding: ProgressCallback | None = None,
+        *,
+        fast: bool = False,
     ) -> "ExperimentRun":
-        """Return the run in a directory that this process has locked: new, or resumed."""
+        """Return the run in a directory that this process has locked: new, or resumed.
+
+        `fast` is for a new one; see `create`.
+        """
         path = directory.path
         with directory.closed_on_failure():
             if not (path / "config.toml").exists():
                 data, split, context = prepare(experiment, decoding)
+                fastest = None
+                if fast:
+                    fastest = find_fastest(context)
+                    experiment = experiment.model_copy(update=fastest.settings)
+                    context = context.changed(**fastest.settings)
                 experiment = experiment.named(split.names)
                 directory.write_config(experiment.to_toml())
                 save_split(path, data, split, context)
-                return cls(experiment, context, directory)
+                return cls(experiment, context, directory, fastest)
             if not experiment.names:
                 experiment = experiment.named(read_config(path).get("names", ()))
             if (path / SITES).is_dir():
@@ -384,22 +402,38 @@ def run_experiment(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    fast: bool = False,
 ) -> Run:
     """Run an experiment, in a run directory or without one; see `Experiment.run`."""
     check_callbacks(callbacks, bool(experiment.partition.validation))
     with python_progress(progress, experiment.method.name, experiment.rounds) as observer:
         if out is not None:
             path = Path(out)
-            is_resumed = resume and (path / "config.toml").exists()
-            start = ExperimentRun.resume_as if is_resumed else ExperimentRun.create
-            return start(experiment, path).run(observer, callbacks=callbacks)
+            started = _started(experiment, path, resume=resume, fast=fast)
+            if started.fastest is not None:
+                show_in_python(progress, started.fastest.sentence)
+            return started.run(observer, callbacks=callbacks)
         if resume:
             raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
         connect_engine(experiment)
         _, split, context = prepare(experiment)
+        if fast:
+            fastest = find_fastest(context)
+            show_in_python(progress, fastest.sentence)
+            experiment = experiment.model_copy(update=fastest.settings)
+            context = context.changed(**fastest.settings)
         config = experiment.named(split.names).to_toml()
         run = execute(context, None, observer, callbacks=callbacks, config=config)
         return replace(run, split=split)
+
+
+def _started(experiment: Experiment, path: Path, *, resume: bool, fast: bool) -> ExperimentRun:
+    """Return a new run in this directory, or the one that is there, which keeps its format."""
+    if not resume or not (path / "config.toml").exists():
+        return ExperimentRun.create(experiment, path, fast=fast)
+    if fast:
+        experiment = experiment.model_copy(update=saved_format(read_config(path), experiment))
+    return ExperimentRun.resume_as(experiment, path)
 
 
 def check_same_experiment(

@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,12 @@ from dispfl.runs.directory import (
     LABELS,
     RunDirectory,
     has_all_rounds,
+    read_config,
     read_labels,
     read_metrics,
 )
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine
+from dispfl.runs.fastest import ComputeFormat, find_fastest, saved_format
 from dispfl.runs.loop import RunObserver
 from dispfl.runs.prepare import prepare
 from dispfl.runs.tracking import tracking
@@ -379,6 +381,35 @@ def check_grid(runs: Iterable[GridRun]) -> None:
         if experiment.method.masks_channels and experiment not in tried:
             tried.append(experiment)
             prepare(experiment)
+
+
+def with_fastest_format(runs: Sequence[GridRun]) -> tuple[list[GridRun], str]:
+    """Return the runs with the fastest precision and memory format, and a sentence about it.
+
+    There is one format for all runs, apart from what a run's own settings state. It is found with
+    the first run, or taken from runs that exist already, so that a command can be repeated.
+    """
+    settings: dict[str, Any] = {}
+    exists = False
+    for run in runs:
+        if run.state is not RunState.MISSING:
+            exists = True
+            settings = {**saved_format(read_config(run.path), run.experiment), **settings}
+    if exists:
+        sentence = f"As in the existing runs: {ComputeFormat(**settings)}."
+    else:
+        _, _, context = prepare(runs[0].experiment)
+        fastest = find_fastest(context)
+        settings = fastest.settings
+        sentence = fastest.sentence
+
+    fast_runs = []
+    for run in runs:
+        stated = run.experiment.model_fields_set
+        changes = {key: value for key, value in settings.items() if key not in stated}
+        experiment = run.experiment.model_copy(update=changes)
+        fast_runs.append(replace(run, experiment=experiment))
+    return fast_runs, sentence
 
 
 @dataclass

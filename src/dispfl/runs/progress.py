@@ -36,7 +36,7 @@ def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[Run
     anywhere, False never.
     """
     console = SafeConsole(stderr=True)
-    if shown is False or (shown is None and not (console.is_terminal or console.is_jupyter)):
+    if not _is_shown(shown, console):
         yield RunObserver()
     elif console.is_jupyter:
         notebook: Any = import_module("IPython.display")  # a notebook has it
@@ -45,6 +45,19 @@ def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[Run
     else:
         with show_progress(title, rounds, console) as callbacks:
             yield callbacks
+
+
+def show_in_python(shown: bool | None, sentence: str) -> None:
+    """Print a sentence where `python_progress` shows a bar."""
+    console = SafeConsole(stderr=True)
+    if _is_shown(shown, console):
+        print_text(console, sentence)
+
+
+def _is_shown(shown: bool | None, console: Console) -> bool:
+    if shown is None:
+        return console.is_terminal or console.is_jupyter
+    return shown
 
 
 @contextlib.contextmanager

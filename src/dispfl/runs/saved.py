@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, compose
-from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
 from dispfl.core.names import roster_of
@@ -324,7 +323,7 @@ def fine_tune(
     try:
         # The caller may be evaluating, without gradients.
         with forked_generators(context.settings.device), torch.enable_grad():
-            step = peer_step(context, FlatModule(context.module()), task, state, {})
+            step = peer_step(context, context.network(), task, state, {})
     finally:
         torch.set_num_threads(threads_before)
     return step.next_state, step.report.score
