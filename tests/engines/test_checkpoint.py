@@ -17,6 +17,7 @@ from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.engines import checkpoint
 from dispfl.engines.checkpoint import Checkpoints
+from dispfl.engines.checkpoint_part import digest_of
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
@@ -335,7 +336,7 @@ def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damag
         own = {key: tensor for key, tensor in tensors.items() if key.startswith(name)}
         del entry["digest"]
         entry["report"]["taste"] = 3
-        entry["digest"] = checkpoint._digest(entry, own, None)
+        entry["digest"] = digest_of(entry, own, None)
     part.write_bytes(safetensors.torch.save(tensors, header | {"peers": json.dumps(peers)}))
     assert "is intact, but another dispfl wrote it (" in refusal(saved)
     assert "taste" in refusal(saved)

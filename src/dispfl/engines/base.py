@@ -1,11 +1,13 @@
 """What all engines share: the states in one process, and a peer's step with simulated messages."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dispfl.core.allocator import trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.train import Trainer
@@ -28,9 +30,11 @@ from dispfl.round.exchange import (
     with_buffers,
 )
 from dispfl.round.ledger import MessageCost
-from dispfl.round.round import initial_states, peer_step
+from dispfl.round.round import first_states, peer_step
 from dispfl.wire.codec import Codec
 
+STATES_AT_ONCE = 32
+"""First states between two calls that return the memory of what was computed for them."""
 Fetch = Callable[[str, Mask | None], DeliveredModel]
 """Fetches a sender's model, requested with a mask or whole."""
 
@@ -135,16 +139,16 @@ class PeerStates:
         self.evaluated: dict[str, PeerState] = {}
         """The state that each peer was last evaluated with, where that was a global model."""
 
-    def restore(self, rounds: int, peers: Collection[str]) -> None:
-        """Add the states of these peers after this many rounds."""
-        for peer, state in self._states_after(rounds, peers).items():
-            if peer != SERVER:
-                self.current[peer] = _without_upload(state)
+    def restore(
+        self, rounds: int, peers: Collection[str], run_each: Callable[..., Iterable[Any]] = map
+    ) -> None:
+        """Add the states of these peers after this many rounds.
 
-    def _states_after(self, rounds: int, peers: Collection[str]) -> Mapping[str, PeerState]:
-        """Return the first states, which follow from the seed, or those of a checkpoint."""
+        `run_each` applies a function to each peer, maybe on several threads.
+        """
         if rounds == 0:
-            return initial_states(self.context, peers)
+            self._begin(peers, run_each)
+            return
         assert self.checkpoints is not None, "only a run with a directory can be resumed"
         steps = self.checkpoints.load(rounds, peers)
         missing = sorted(set(peers) - set(steps))
@@ -152,7 +156,18 @@ class PeerStates:
             raise DamagedError(
                 f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
             )
-        return {peer: step.next_state for peer, step in steps.items()}
+        for peer, step in steps.items():
+            self.current[peer] = _without_upload(step.next_state)
+
+    def _begin(self, peers: Collection[str], run_each: Callable[..., Iterable[Any]]) -> None:
+        """Add the first states, which follow from the seed."""
+        first_state = first_states(self.context)
+        names = list(peers)
+        for start in range(0, len(names), STATES_AT_ONCE):
+            some = names[start : start + STATES_AT_ONCE]
+            for peer, state in zip(some, run_each(first_state, some), strict=True):
+                self.current[peer] = state
+            trim_heap()
 
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each of these peers, if it is online, requests models from in round t."""

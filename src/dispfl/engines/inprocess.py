@@ -22,8 +22,8 @@ from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
 from dispfl.round.round import task_state
 
-LARGE_MODEL = 1_000_000
-"""From this many weights on, it pays off to return free memory after a step."""
+TRIMMED_WEIGHTS = 3_000_000
+"""After steps of models with this many weights together, free memory is returned to the system."""
 
 POLL_INTERVAL = 0.5
 """Seconds of a wait: a Ctrl-C just before it is noticed at its end only."""
@@ -63,7 +63,8 @@ class InProcess:
         if context.layout.has_small_networks or context.attack:
             # Computed here, because threads may not share torch's global generator.
             _ = context.first_weights
-        self._large = first.layout.size >= LARGE_MODEL
+        self._steps_between_trims = max(1, TRIMMED_WEIGHTS // first.layout.size)
+        self._steps_since_trim = 0
         one_by_one = context.settings.device != "cpu" or uses_global_rng(context, first)
         self._workers = 1 if one_by_one else min(threads, len(context.data.peers))
         self.threads_each = max(1, threads // len(context.data.peers))
@@ -95,7 +96,8 @@ class InProcess:
 
     def restore(self, rounds: int) -> None:
         """Restore every peer's state after this many rounds."""
-        self._states.restore(rounds, self.context.roster)
+        one_by_one = self.context.method.independent_init
+        self._states.restore(rounds, self.context.roster, map if one_by_one else self._pool.map)
         trim_heap()
 
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -143,9 +145,15 @@ class InProcess:
                 results[task.peer] = self._states.finish(task, result)
                 for name in tracker.released_by(task):
                     self._states.current.pop(name, None)
-            if self._large:
-                trim_heap()
+            self._trim(len(group))
             yield from results.items()
+
+    def _trim(self, steps: int) -> None:
+        """Return free memory after some steps: it lies in pieces between what the steps keep."""
+        self._steps_since_trim += steps
+        if self._steps_since_trim >= self._steps_between_trims:
+            self._steps_since_trim = 0
+            trim_heap()
 
     def _run_group(self, group: Sequence[PeerTask]) -> list[StepResult]:
         network = self._idle.get()
