@@ -492,3 +492,12 @@ def test_what_is_written_in_the_background_is_on_the_disk_at_the_end(tmp_path: P
 def test_states_are_read_one_by_one_from_a_complete_checkpoint(saved: Checkpoints) -> None:
     states = saved.states(1, ["000", "001"])
     assert same(StepResult(a_step(1).report, state=states["001"]), a_step(1))
+
+
+def test_a_model_without_any_weight_is_restored(tmp_path: Path) -> None:
+    """As that of a peer of FedAvg, which keeps none between two rounds."""
+    checkpoints = Checkpoints(tmp_path)
+    state = initial_state(torch.randn(9), torch.zeros(9, dtype=torch.bool))
+    checkpoints.add(0, "000", StepResult(Report(), state=state))
+    checkpoints.complete(0)
+    assert checkpoints.load(1)["000"].next_state.model.values.shape == (0,)
