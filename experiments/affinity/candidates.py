@@ -2,8 +2,8 @@
 
     dispfl run two-classes.toml method=candidates:Candidate method.rule=relative
 
-Peers hear their topology's neighbours unless `chosen` is true. docs/results/affinity.md has the
-results. They are kept to be repeated, not to be used.
+Peers hear their topology's neighbours unless `affinity_chosen` is set. docs/results/affinity.md
+has the results. They are kept to be repeated, not to be used.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,13 @@ class Candidate(DisPFL):
     own_weight: float = 1.0
     layers: Literal["all", "head"] = "all"
     """Where models count differently; elsewhere the average is plain."""
-    chosen: bool = False
-    """Choose half of the neighbours."""
+    gradual: bool = True
+    """Choose few peers at first, and `affinity_chosen` of the neighbours in the end."""
 
     def choices(self, neighbours: int, t: int, T: int) -> int:
-        return super().choices(neighbours, t, T) if self.chosen else 0
+        if self.gradual:
+            return super().choices(neighbours, t, T)
+        return int(self.affinity_chosen * neighbours)
 
     def similarity(self, own_head: Head, head: Head, mean: Tensor | None) -> float | None:
         return own_head.similarity(head, mean if self.centred else None)

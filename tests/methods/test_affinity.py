@@ -275,14 +275,15 @@ def _tensors(samples: Samples) -> tuple[Tensor, Tensor]:
     return next(samples.batches(1000))  # type: ignore[return-value]
 
 
-def test_more_and_more_neighbours_are_chosen_up_to_half_of_them() -> None:
+def test_more_and_more_neighbours_are_chosen_up_to_a_share_of_them() -> None:
     method = DisPFL(affinity="head", affinity_chosen=0.5)
     chosen = [method.choices(5, t, 100) for t in (0, 20, 40, 50, 60, 80, 99)]
     assert chosen == [0, 0, 1, 1, 1, 2, 2]
     assert [method.choices(neighbours, 10, 10) for neighbours in (1, 2, 3, 10)] == [0, 1, 1, 5]
     assert DisPFL(affinity="head", affinity_chosen=0.5, horizon=10).choices(10, 10, 100) == 5
-    assert DisPFL(affinity="head").choices(10, 99, 100) == 0
-    assert DisPFL(affinity_chosen=0.5).choices(10, 99, 100) == 0
+    assert DisPFL(affinity="head").choices(10, 99, 100) == 6
+    assert DisPFL(affinity="head", affinity_chosen=0).choices(10, 99, 100) == 0
+    assert DisPFL().choices(10, 99, 100) == 0  # the paper's method
 
 
 def test_a_rule_withstands_less_than_half_of_the_neighbours_that_are_not_chosen() -> None:

@@ -65,6 +65,25 @@ def test_wait_for_returns_once_the_model_is_published() -> None:
     assert asyncio.run(wait_early()) == 1.0
 
 
+def test_whom_we_choose_may_change_until_all_have_answered() -> None:
+    async def wait_for_answers() -> list[int | None]:
+        published = PublishedModels()
+        published.publish(0, model(0), [], silent=[], chosen=["bob", "carol"])
+        assert published.chooses(0, "bob")
+        counts = [await published.wait_for_agreed(0, 0.0)]
+        waiting = asyncio.create_task(published.wait_for_agreed(0, 60))
+        await asyncio.sleep(0)
+        published.agree(0, ["carol"])
+        assert not published.chooses(0, "bob")  # it did not answer, and was given up
+        assert published.chooses(0, "carol")
+        counts.append(await waiting)
+        published.publish(1, model(1), ["bob"], silent=[])
+        counts.append(await published.wait_for_agreed(1, 0.0))  # there was nobody to ask
+        return counts
+
+    assert asyncio.run(wait_for_answers()) == [None, 1, 0]
+
+
 def test_skipped_rounds_are_past() -> None:
     published = PublishedModels()
     published.publish(2, model(2), [], silent=[])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
+from simulated_world import LAYOUT, LIMIT, ROUNDS, Pairing, World, reliable
 from torch import nn
 
 from dispfl.channels.channel_mask import ChannelMask
@@ -18,7 +18,7 @@ from dispfl.peer.server import HOLD_SECONDS, Server
 from dispfl.peer.setup.spec import federation_spec, spec_difference, spec_digest
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
-from dispfl.round.exchange import published_model
+from dispfl.round.exchange import exchange_graph, gossip_senders, published_model
 from dispfl.testing.memory_transport import instant
 from dispfl.testing.virtual_time import run
 from dispfl.wire.codec import Codec
@@ -161,6 +161,28 @@ def test_all_requests_for_a_later_round_are_held_for_the_same_time_whatever_they
     world.network.timeout = 3 * HOLD_SECONDS
     answers, _ = send_all(world, requests)
     assert answers == ["wait", "wait"]
+
+
+def test_a_choice_is_answered_by_our_own_and_a_spare_place_by_how_many_of_ours_agree() -> None:
+    """000 chooses two others in round 0, of which nobody answers: all its spare places are free
+    once it has given them up, and it holds requests in such places until then."""
+    world = World(1, reliable, peers=12, method=Pairing(density=0.5))
+    graph = exchange_graph(world.context, 0)
+    choices = gossip_senders(world.context, graph, "000", 0, world.start["000"])
+    is_chosen = "001" in choices and "001" not in graph["000"]
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0}
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
+    world.network.timeout = 3 * HOLD_SECONDS
+    requests = [
+        Request("choice", {**header, "nonce": "0"}, b""),
+        Request("model", {**header, "nonce": "1", "spare_place": "all", "needed": True}, body),
+        Request("model", {**header, "nonce": "2", "spare_place": 1, "needed": False}, b""),
+        Request("model", {**header, "nonce": "3", "spare_place": 1, "needed": True}, body),
+    ]
+    answers, counted = send_all(world, requests)
+    assert answers == ["agreed" if is_chosen else "declined", "malformed", "declined", "wait"]
+    assert counted == {"malformed": 1}
 
 
 def test_resuming_the_same_response_too_often_is_refused_and_counted() -> None:

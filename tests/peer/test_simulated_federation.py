@@ -10,8 +10,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 import fuzz
 import torch
-from simulated_world import ROUNDS, check, reliable, simulate
+from simulated_world import (
+    ROUNDS,
+    Pairing,
+    check,
+    check_choices,
+    reliable,
+    simulate,
+)
 from site_world import check_sites
+
+from dispfl.round.exchange import agreed_choices, choices_of, exchange_graph, round_senders
 
 CORES = os.cpu_count() or 1
 
@@ -50,6 +59,12 @@ def test_all_peers_finish_and_never_mix_rounds_or_count_a_model_twice() -> None:
     assert not failed, shown(failed)
 
 
+def test_peers_that_choose_each_other_never_receive_more_models_than_the_degree() -> None:
+    """Also: all of the above. Those that choose each other negotiate in every round."""
+    failed = failures(check_choices, 6, 0.25)
+    assert not failed, shown(failed)
+
+
 def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
     failed = failures(check_sites, 20, 0.5)
     assert not failed, shown(failed)
@@ -57,6 +72,23 @@ def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
 
 def test_the_seed_alone_determines_the_trace() -> None:
     assert check(3) == check(3) != check(14)
+
+
+def test_without_faults_peers_that_choose_each_other_hear_whom_the_simulator_says() -> None:
+    world = simulate(1, faulty=False, delivery_model=reliable, method=Pairing(density=0.5))
+    context = world.context
+    agreed_rounds = 0
+    for t in range(ROUNDS):
+        graph = exchange_graph(context, t)
+        choices = choices_of(context, t, graph, world.start)
+        senders = round_senders(context, t, graph, choices)
+        for name, store in world.stores.items():
+            assert store.received[t] == senders[name]
+            assert store.missed[t] == []
+            agreed_rounds += bool(agreed_choices(graph, choices, name))
+    assert 0 < agreed_rounds < ROUNDS * len(world.names)
+    # Nobody waits at the end for requests that never come.
+    assert not any(event == "stopped serving" for _, _, event, _ in world.trace)
 
 
 def test_without_faults_every_peer_hears_every_neighbour_in_every_round() -> None:

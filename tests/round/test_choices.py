@@ -12,7 +12,12 @@ from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.round.context import RunContext
-from dispfl.round.exchange import agreed_senders, exchange_graph
+from dispfl.round.exchange import (
+    agreed_choices,
+    exchange_graph,
+    round_senders,
+    spare_neighbours,
+)
 from dispfl.testing.rounds import FinishedRound
 from dispfl.topology import RandomRegular, Ring
 
@@ -34,19 +39,66 @@ class Admirers(DisPFL):
         return [*neighbourhood.neighbours, *others]
 
 
-def test_neighbours_send_and_others_do_if_both_choose_each_other() -> None:
+def test_others_agree_if_both_choose_each_other() -> None:
     graph = {"a": ["b"], "b": ["c"], "c": ["d"], "d": ["a"]}
     choices = {"a": ["b", "c"], "b": ["c", "d"], "c": ["d", "a"], "d": ["a"]}
-    assert agreed_senders(graph, choices, "a") == (["b", "c"], [])  # c chooses a
-    assert agreed_senders(graph, choices, "b") == (["c"], ["d"])  # d does not choose b
-    assert agreed_senders(graph, choices, "d") == (["a"], [])
+    assert agreed_choices(graph, choices, "a") == ["c"]  # c chooses a
+    assert agreed_choices(graph, choices, "b") == []  # d does not choose b
+    assert agreed_choices(graph, choices, "d") == []
 
 
 def test_a_neighbour_is_not_a_choice_that_obliges_it_to_respond() -> None:
     """a receives from b anyway, so that it does not choose b, and sends it nothing."""
     graph = {"a": ["b"], "b": ["c"], "c": ["a"]}
     choices = {"a": ["b"], "b": ["c", "a"], "c": ["a"]}
-    assert agreed_senders(graph, choices, "b") == (["c"], ["a"])
+    assert agreed_choices(graph, choices, "b") == []
+
+
+def test_spare_neighbours_are_what_the_whole_topology_has_beyond_the_certain_ones(
+    make_context: MakeContext,
+) -> None:
+    context = make_context(peers=12, method=Admirers(), topology=RandomRegular(degree=4))
+    certain = exchange_graph(context, 0)
+    spares = spare_neighbours(context, 0)
+    whole = RandomRegular(degree=4).online_neighbours(0, 0, context.roster)
+    assert len(spares) == 2
+    for peer in context.roster:
+        places = [senders[peer] for senders in spares]
+        assert sorted([*certain[peer], *places]) == whole[peer]
+
+
+def test_the_places_of_choices_that_decline_are_filled(make_context: MakeContext) -> None:
+    """Two spare places each: place 0 is free where no choice agrees, place 1 where one does.
+
+    a and b choose each other, and so may some others. A place is used if it is free for the
+    receiver and for the sender.
+    """
+    context = make_context(peers=12, method=Admirers(), topology=RandomRegular(degree=4))
+    graph = exchange_graph(context, 0)
+    spares = spare_neighbours(context, 0)
+    whole = RandomRegular(degree=4).online_neighbours(0, 0, context.roster)
+    strangers = {peer: sorted(set(context.roster) - {peer, *graph[peer]}) for peer in graph}
+    a, b = next((k, j) for k in graph for j in strangers[k] if k in strangers[j] and k < j)
+    choices = {}
+    for peer in graph:
+        chosen = [name for name in strangers[peer] if name not in (a, b)][:2]
+        choices[peer] = [*graph[peer], *chosen]
+    choices[a] = [*graph[a], b, next(name for name in strangers[a] if name != b)]
+    choices[b] = [*graph[b], a, next(name for name in strangers[b] if name != a)]
+
+    agreed = {peer: agreed_choices(graph, choices, peer) for peer in graph}
+    assert b in agreed[a]
+    assert a in agreed[b]
+    senders = round_senders(context, 0, graph, choices)
+    for peer in graph:
+        for place in (0, 1):
+            sender = spares[place][peer]
+            is_used = sender in senders[peer]
+            both_free = len(agreed[peer]) <= place and len(agreed[sender]) <= place
+            assert is_used == (both_free or sender in agreed[peer])
+        received_from = [name for name in graph if peer in senders[name]]
+        assert len(senders[peer]) <= len(whole[peer])
+        assert len(received_from) <= len(whole[peer])
 
 
 def test_the_model_that_everybody_wants_is_sent_to_no_more_peers_than_the_degree(
@@ -65,23 +117,24 @@ def test_the_model_that_everybody_wants_is_sent_to_no_more_peers_than_the_degree
     assert all(len(senders) == 2 for senders in exchange_graph(context, 0).values())
 
 
-def test_a_request_that_is_declined_costs_its_bytes_and_brings_no_model(
+def test_a_peer_whose_choices_all_decline_receives_from_all_neighbours_of_the_topology(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
     context = make_context(peers=12, method=Admirers(), topology=RandomRegular(degree=4), rounds=1)
     [finished] = run_all(context)
-    neighbours = exchange_graph(context, 0)
-    declined = [
-        name
-        for name in context.roster[2:]
-        if "000" not in neighbours[name] and name not in neighbours["000"]
-    ]
+    certain = exchange_graph(context, 0)
+    spares = spare_neighbours(context, 0)
+    declined = [peer for peer in context.roster[2:] if "000" not in certain[peer]]
     assert declined
-    request = context.codec.request_size()
-    for name in declined:
-        assert ("000", name) not in finished.ledger.paper
-        assert finished.ledger.wire[name, "000"] == request
-        assert "000" not in finished.steps[name].report.missed
+    for peer in declined:
+        received = finished.steps[peer].report.received or []
+        assert set(certain[peer]) <= set(received)
+        last_spare = spares[1][peer]  # free unless both choices of its sender agree
+        assert last_spare in received
+        assert finished.steps[peer].report.missed == []
+        is_sender = peer in (finished.steps["000"].report.received or [])
+        if "000" not in received and not is_sender:  # a choice that declines costs nothing
+            assert (peer, "000") not in finished.ledger.wire
 
 
 def test_fedfomo_keeps_the_degrees_of_its_topology(

@@ -20,10 +20,10 @@ from dispfl.channels.channel_mask import ChannelMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
-from dispfl.core.rng import stream
+from dispfl.core.rng import stream, stream_seed
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.experiment import RunSettings
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
@@ -53,6 +53,24 @@ def net() -> nn.Module:
 
 LAYOUT = Layout.of(net())
 METHOD = DisPFL(density=0.5)
+
+
+class Pairing(DisPFL):
+    """A method whose peers choose two others in place of neighbours; most choose each other."""
+
+    def choices(self, neighbours: int, t: int, T: int) -> int:
+        return 2
+
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> list[str]:
+        [own_name] = set(neighbourhood.roster) - set(neighbourhood.reachable)
+
+        def order(name: str) -> int:
+            return stream_seed(0, "pair", *sorted([own_name, name]))
+
+        others = set(neighbourhood.reachable) - set(neighbourhood.neighbours)
+        return sorted([*neighbourhood.neighbours, *sorted(others, key=order)[:2]])
 
 
 @dataclass
@@ -259,7 +277,8 @@ class MemoryStore:
         self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
     ) -> None:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
-        if self.world.members.is_fixed:
+        assert len(received) <= DEGREE
+        if self.world.members.is_fixed and not context.choices(t):
             senders, _ = context.settings.topology.row(
                 context.settings.seed, t, self.world.members.participants(t), self.name
             )
@@ -400,9 +419,14 @@ def simulate(seed: int, faulty: bool = True, **more: Any) -> World:
     return world
 
 
-def check(seed: int) -> str:
+def check_choices(seed: int) -> str:
+    """Check a federation whose peers choose each other, with faults."""
+    return check(seed, method=Pairing(density=0.5))
+
+
+def check(seed: int, **more: Any) -> str:
     """Run a federation with faults and all checks; return a digest of its trace."""
-    world = simulate(seed)
+    world = simulate(seed, **more)
     assert set(world.finished) | world.left_behind == set(world.names), seed
     assert len(world.left_behind) <= 2, seed
     for name, store in world.stores.items():

@@ -292,7 +292,7 @@ def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
     """Warn once, on stderr, about runs that are less private or robust than they may seem."""
     from dispfl.methods.dispfl import DisPFL
 
-    warnings = set()
+    warnings: set[str] = set()
     for experiment in experiments:
         if experiment.train.noise_std:
             warnings.add(
@@ -300,10 +300,12 @@ def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
                 " not per sample, and the privacy loss of the rounds is not accounted."
             )
         method = experiment.method
-        if isinstance(method, DisPFL) and method.robust == "clip" and method.affinity_chosen:
+        if not isinstance(method, DisPFL) or method.affinity == "none":
+            continue
+        if method.robust == "clip" and method.affinity_chosen:
             warnings.add(
                 "method.affinity_chosen with method.robust=clip loses up to 1.6 points more than"
-                " clip alone under some attacks, because peers receive fewer models."
+                " clip alone under some attacks."
             )
     for warning in sorted(warnings):
         typer.echo(warning, err=True)

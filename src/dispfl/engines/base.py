@@ -26,7 +26,6 @@ from dispfl.round.exchange import (
     accepted_models,
     checked_part,
     choices_of,
-    declined_costs,
     deliver,
     exchange_costs,
     request_size,
@@ -65,8 +64,6 @@ def simulated_step(
     messages: list[MessageCost] = []
     buffers = {task.peer: state.buffers}
     senders = task_senders(task)
-    for name in task.declined:
-        messages += declined_costs(task.peer, name, request)
     for sender in senders:
         delivery = fetch(sender, mask)
         received[sender] = delivery.model

@@ -61,15 +61,15 @@ class Affinity(GossipMethod):
 
     See `docs/affinity.md`.
     """
-    affinity_strength: float = Field(default=1.0, ge=0)
+    affinity_strength: float = Field(default=2.5, ge=0)
     """With an affinity: how much less a model counts for each unit of similarity that it lacks.
 
     It grows from 0 to this over the rounds. With 0 all count the same.
     """
-    affinity_chosen: float = Field(default=0.0, ge=0, le=0.5)
+    affinity_chosen: float = Field(default=0.6, ge=0, lt=1)
     """With an affinity: share of the neighbours that are chosen by similarity, in the end.
 
-    At first none are. Places that are not filled by mutual choice stay empty.
+    At first none are. A random neighbour takes the place of a peer that does not choose us too.
     """
 
     def private_parameters(self, layout: Layout) -> list[bool]:
@@ -98,13 +98,15 @@ class Affinity(GossipMethod):
     def choose(
         self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
     ) -> Sequence[str]:
-        """Return the neighbours, and the most similar peers so far besides."""
+        """Return the neighbours, and the most similar peers so far besides.
+
+        Peers that were never met come last, in random order.
+        """
         similarities = remembered_similarities(state)
-        others = []
-        for name in neighbourhood.reachable:
-            if name in similarities and name not in neighbourhood.neighbours:
-                others.append(name)
-        others.sort(key=lambda name: (-similarities[name], name))
+        others = [name for name in neighbourhood.reachable if name not in neighbourhood.neighbours]
+        order = torch.randperm(len(others), generator=rng)
+        others = [others[k] for k in order.tolist()]
+        others.sort(key=lambda name: -similarities.get(name, -1.0))
         return sorted([*neighbourhood.neighbours, *others[: neighbourhood.choices]])
 
     def find_affinities(

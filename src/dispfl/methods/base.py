@@ -296,7 +296,8 @@ class GossipMethod(Method):
         """Return the peers to receive from: by default the topology's neighbours.
 
         Besides neighbours it may name `neighbourhood.choices` reachable peers. A model of such a
-        peer is received if that peer chooses this one too.
+        peer is received if that peer chooses this one too; otherwise a random neighbour takes its
+        place.
         """
         return neighbourhood.neighbours
 

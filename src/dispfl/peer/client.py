@@ -3,16 +3,16 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.member_sync import MemberSync
-from dispfl.peer.model_fetch import ModelFetch, ModelRequest, RoundResponses
+from dispfl.peer.model_fetch import ModelFetch, ModelRequest, RoundResponses, SparePlace
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.probing import Prober
 from dispfl.peer.transport.base import Transport
-from dispfl.round.exchange import model_norm, requested_mask, shared_part
+from dispfl.round.exchange import model_norm, needed_places, requested_mask, shared_part
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Client:
         self.prober = Prober(self.ctx, self.members)
         self._open_fetches: dict[str, ModelFetch] = {}
         """Requests to slow members of earlier rounds, one for each, that are not answered yet."""
+        self.notices: set[asyncio.Task[None]] = set()
+        """Messages that no round waits for: that we need no model."""
         self._sync: asyncio.Task[None] | None = None
 
     async def fetch_models(
@@ -47,7 +49,8 @@ class Client:
             body = await ctx.compute(lambda: ctx.codec.encode_request(mask))
         norm = model_norm(shared_part(ctx.run, state.model))
         chosen = ctx.participants.chosen(t, state)
-        request = ModelRequest(t, mask, body, norm, frozenset(chosen))
+        began = asyncio.get_running_loop().time()
+        request = ModelRequest(t, mask, body, norm, began, frozenset(chosen))
 
         expected_senders = ctx.participants.senders(t, state)
         senders = expected_senders if senders is None else senders
@@ -55,11 +58,49 @@ class Client:
         responses = RoundResponses(list(senders), unasked)
         self._sync_in_background(t)
         fetches = [self._fetch(name, request, responses) for name in senders]
+        fetches += await self._fetch_from_spares(request, fetches, responses)
         await self._wait_for(fetches)
 
         for fetch in fetches:
             await self._collect(fetch, responses)
         return responses
+
+    async def _fetch_from_spares(
+        self, request: ModelRequest, fetches: Sequence[ModelFetch], responses: RoundResponses
+    ) -> list[ModelFetch]:
+        """Once all chosen peers have answered, fetch models in place of those that decline.
+
+        Spare neighbours that are not needed are told so: they need not wait for our request.
+        """
+        t = request.t
+        chosen = [fetch for fetch in fetches if fetch.sender in request.chosen]
+        for fetch in chosen:
+            await fetch.decide()
+        agreed = [fetch.sender for fetch in chosen if fetch.is_agreed]
+        self.ctx.published.agree(t, agreed)
+
+        spare_senders = self.ctx.participants.spare_senders(t)
+        needed = needed_places(len(spare_senders), len(chosen) - len(agreed))
+        request = replace(request, chosen=frozenset())
+        spare_fetches = []
+        for number, name in enumerate(spare_senders):
+            if name is None or name in agreed:
+                continue
+            place = SparePlace(number, is_needed=number in needed)
+            spare_request = replace(request, spare=place)
+            if place.is_needed:
+                responses.requested.append(name)
+                responses.awaited.add(name)
+                spare_fetches.append(self._fetch(name, spare_request, responses))
+            else:
+                self._tell_not_needed(name, spare_request)
+        return spare_fetches
+
+    def _tell_not_needed(self, name: str, request: ModelRequest) -> None:
+        """Tell a spare neighbour, as soon as it is in this round, that we need no model of it."""
+        notice = ModelFetch(self, name, request, RoundResponses([])).task
+        self.notices.add(notice)
+        notice.add_done_callback(self.notices.discard)
 
     def _fetch(self, sender: str, request: ModelRequest, responses: RoundResponses) -> ModelFetch:
         """Request a model, unless an earlier request to this slow member may still be answered."""
@@ -84,7 +125,6 @@ class Client:
         peer = self.ctx.status.peers[fetch.sender]
         if fetch.is_declined:
             responses.declined.append(fetch.sender)
-            responses.messages += fetch.messages
             return
         if fetch.model is None:
             peer.missed += 1
@@ -108,6 +148,7 @@ class Client:
         """End what goes on in the background."""
         await self.prober.close()
         tasks = [fetch.task for fetch in self._open_fetches.values()]
+        tasks += self.notices
         if self._sync:
             tasks.append(self._sync)
         for task in tasks:

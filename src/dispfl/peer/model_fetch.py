@@ -15,7 +15,6 @@ from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreach
 from dispfl.round.exchange import (
     check_answer,
     check_norm,
-    declined_costs,
     decode_model,
     exchange_costs,
 )
@@ -33,8 +32,17 @@ MAX_AGE = 8
 
 
 @dataclass(frozen=True)
+class SparePlace:
+    """A place in which a neighbour may take that of a chosen peer."""
+
+    number: int
+    is_needed: bool
+    """Whether a choice has declined; otherwise the neighbour is only told not to wait for us."""
+
+
+@dataclass(frozen=True)
 class ModelRequest:
-    """The request of one round, the same for all neighbours."""
+    """The request of one round, the same for all neighbours but the spare ones."""
 
     t: int
     mask: Mask | None
@@ -43,8 +51,12 @@ class ModelRequest:
     """The encoded mask."""
     norm: float
     """The norm of our own model."""
+    began: float
+    """When the round's requests began, by the event loop's clock."""
     chosen: frozenset[str] = frozenset()
-    """Peers that are no neighbours: they respond with a model if they choose us too."""
+    """Peers that are no neighbours: they are asked first whether they choose us too."""
+    spare: SparePlace | None = None
+    """The place of a spare neighbour, which may take that of a chosen peer."""
 
 
 @dataclass
@@ -60,7 +72,8 @@ class RoundResponses:
     stale: list[str] = field(default_factory=list)
     """Peers that no longer keep the requested model."""
     declined: list[str] = field(default_factory=list)
-    """Peers that we chose and that do not choose us."""
+    """Peers that we chose and that do not choose us, and spare neighbours whose places are
+    taken."""
     without_model: list[str] = field(default_factory=list)
     """Peers that have no model of this round because they have just joined or restarted."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -139,7 +152,11 @@ class ModelFetch:
         """Seconds until it arrived."""
         self.messages: tuple[MessageCost, ...] = ()
         self.is_declined = False
-        """Whether the peer does not choose us."""
+        """Whether the peer does not choose us, or has no place for us."""
+        self.is_agreed = False
+        """Whether the peer is chosen and chooses us too."""
+        self._decided = asyncio.Event()
+        """Set once it is known whether it does."""
         self._client = client
         self._ctx = client.ctx
         self._deadlines = client.deadlines
@@ -174,9 +191,12 @@ class ModelFetch:
         """Begin to count the time that this peer has."""
         now = self._clock()
         end = now + self._deadlines.deadline
+        if self._request.spare is not None:  # the round has begun before
+            end = self._request.began + self._deadlines.deadline
         if self._deadlines.may_be_starting(self._peer, now):
             end = max(end, self._deadlines.startup_until)
         self._began = now
+        self._half_time = (now + end) / 2
         self._full_deadline = end
         """When the time of a peer that responds is up."""
         self._longest_wait = now + self._deadlines.patience
@@ -204,6 +224,7 @@ class ModelFetch:
         except Exception as problem:  # a problem with one peer must not end the node
             self._client.members.mark_failed(self.sender, problem)
         finally:
+            self._decided.set()
             self.responses.awaited.discard(self.sender)
             self.responses.behind.discard(self.sender)
 
@@ -246,9 +267,13 @@ class ModelFetch:
                 if status == "stale":
                     self._note_stale()
                     return None
-                if status == "declined" and self.sender in self._request.chosen:
+                if status == "declined" and self._may_decline:
                     self._note_declined()
                     return None
+                if status == "agreed" and self._asks_for_agreement:
+                    self.is_agreed = True
+                    self._decided.set()
+                    continue
                 if status != "wait":
                     return await self._decode(nonce, response)
                 self._extend_wait()
@@ -272,9 +297,39 @@ class ModelFetch:
             "round": self._request.t,
             "nonce": nonce,
         }
-        if self.sender in self._request.chosen:
-            header["chosen"] = True
-        return Request("model", header, self._request.body, on_alive=self._on_alive)
+        if self._asks_for_agreement:
+            return Request("choice", header, b"", on_alive=self._on_alive)
+        body = self._request.body
+        spare = self._request.spare
+        if spare is not None:
+            header["spare_place"] = spare.number
+            header["needed"] = spare.is_needed
+            if not spare.is_needed:
+                body = b""
+        return Request("model", header, body, on_alive=self._on_alive)
+
+    @property
+    def _asks_for_agreement(self) -> bool:
+        """Whether the next request asks a chosen peer if it chooses us too."""
+        return self.sender in self._request.chosen and not self.is_agreed
+
+    @property
+    def _may_decline(self) -> bool:
+        return self._asks_for_agreement or self._request.spare is not None
+
+    async def decide(self) -> None:
+        """Wait until a chosen peer has said whether it chooses us, too, for half of its time.
+
+        Then it counts as if it had declined: the rest of the time is for spare neighbours. No round
+        waits for slow and unreachable members.
+        """
+        if self.is_awaited:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._half_time):
+                    await self._decided.wait()
+        if not self._decided.is_set():
+            self.is_declined = True
+            self.task.cancel()
 
     def _on_alive(self) -> None:
         """Give a peer that begins to respond the whole deadline."""
@@ -310,12 +365,11 @@ class ModelFetch:
             self.responses.without_model.append(self.sender)
 
     def _note_declined(self) -> None:
-        """Note that the peer does not choose us, and so will not request our model either."""
+        """Note that the peer sends us nothing; one that does not choose us does not request our
+        model either."""
         self.is_declined = True
-        self._ctx.published.mark_fetched(self._request.t, self.sender)
-        request_size = len(self._request.body)
-        self._peer.sent_bytes += request_size
-        self.messages = tuple(declined_costs(self._ctx.name, self.sender, request_size))
+        if self.sender in self._request.chosen:
+            self._ctx.published.mark_fetched(self._request.t, self.sender)
 
     def _extend_wait(self) -> None:
         """Wait longer for a peer that has not published this round yet."""

@@ -356,7 +356,7 @@ class Node:
         ctx.status.state = "serving"
         try:
             async with asyncio.timeout(self.client.deadlines.deadline):
-                while ctx.published.pending() - ctx.status.silent_peers:
+                while self.client.notices or ctx.published.pending() - ctx.status.silent_peers:
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})

@@ -24,6 +24,7 @@ from dispfl.round.exchange import (
     exchange_row,
     gossip_senders,
     mixing_weights,
+    spare_neighbours,
 )
 from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
@@ -109,9 +110,16 @@ class Participants:
         return list(graph.get(self._name, []))
 
     def receivers(self, t: int) -> list[str]:
-        """The peers that will request our model of round t."""
+        """The peers that will contact us about our model of round t, beside those we choose."""
         _, receivers = self._links(t)
-        return receivers
+        spare_receivers = []
+        for senders in self._spare_neighbours(t):
+            spare_receivers += [peer for peer, sender in senders.items() if sender == self._name]
+        return [*receivers, *spare_receivers]
+
+    def spare_senders(self, t: int) -> list[str | None]:
+        """The peers that take the place of choices that decline in round t, by place."""
+        return [senders.get(self._name) for senders in self._spare_neighbours(t)]
 
     def senders(self, t: int, state: PeerState) -> list[str]:
         """The peers whose models we request in round t."""
@@ -129,6 +137,11 @@ class Participants:
         run = self._versions.at(t).run
         names = self.names(t)
         return mixing_weights(run, t, exchange_graph(run, t, names), names).get(self._name)
+
+    def _spare_neighbours(self, t: int) -> list[dict[str, str]]:
+        if self.topology_problem(t) is not None:
+            return []
+        return spare_neighbours(self._versions.at(t).run, t, self.names(t))
 
     def topology_problem(self, t: int) -> str | None:
         """Why the topology does not say who our neighbours in round t are; None if it does."""
@@ -169,6 +182,8 @@ class _Published:
     """Peers that receive it and have not fetched it yet."""
     chosen: frozenset[str]
     """Peers that we choose in this round, and that receive it if they choose us."""
+    agreed: frozenset[str] | None = None
+    """Those of them that choose us too; None until all have answered."""
 
 
 class PublishedModels:
@@ -198,12 +213,18 @@ class PublishedModels:
         chosen: Iterable[str] = (),
     ) -> None:
         """Publish the model of round t, and drop older ones that only `silent` peers wait for."""
-        self._rounds[t] = _Published(model, {*receivers, *chosen}, frozenset(chosen))
+        published = _Published(model, {*receivers, *chosen}, frozenset(chosen))
+        self._rounds[t] = published
+        if not published.chosen:
+            published.agreed = published.chosen
         for old in sorted(self._rounds):
             is_recent = old > t - self.MIN_ROUNDS
             is_needed = old > t - self.MAX_ROUNDS and self._rounds[old].waiting - set(silent)
             if not is_recent and not is_needed:
                 del self._rounds[old]
+        self._notify()
+
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -220,8 +241,31 @@ class PublishedModels:
         return published.model if published else None
 
     def chooses(self, t: int, name: str) -> bool:
-        """Whether we choose a peer in round t."""
-        return t in self._rounds and name in self._rounds[t].chosen
+        """Whether we choose a peer in round t, and have not given it up since."""
+        if t not in self._rounds:
+            return False
+        published = self._rounds[t]
+        if published.agreed is not None:
+            return name in published.agreed
+        return name in published.chosen
+
+    def agree(self, t: int, names: Iterable[str]) -> None:
+        """Note which of the peers that we choose in round t choose us too."""
+        if t in self._rounds:
+            self._rounds[t].agreed = frozenset(names)
+            self._notify()
+
+    async def wait_for_agreed(self, t: int, seconds: float) -> int | None:
+        """Return how many choices of round t agree, once all have answered; None if that takes
+        longer, or the round was dropped."""
+        try:
+            async with asyncio.timeout(seconds):
+                while t in self._rounds and self._rounds[t].agreed is None:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        agreed = self._rounds[t].agreed if t in self._rounds else None
+        return None if agreed is None else len(agreed)
 
     def is_past(self, t: int) -> bool:
         """Whether round t was dropped or skipped."""

@@ -1,4 +1,4 @@
-"""The server half of a node: answers `sync` and `model` requests of other peers."""
+"""The server half of a node: answers `sync`, `choice` and `model` requests of other peers."""
 
 from typing import NoReturn
 
@@ -9,7 +9,7 @@ from dispfl.peer.membership.spec_change import FIRST_VERSION
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.state.status import announced_privacy
 from dispfl.peer.transport.base import Refused, Request, Response
-from dispfl.round.exchange import check_request, encode_model
+from dispfl.round.exchange import check_request, encode_model, is_free
 from dispfl.wire.refusals import Refusal
 
 HOLD_SECONDS = 1.0
@@ -31,8 +31,8 @@ class Server:
         guard.charge(sender, len(request.body), is_sync=request.kind == "sync")
         if request.kind == "sync":
             response = await self._answer_sync(sender, request)
-        elif request.kind == "model":
-            response = await self._answer_model(sender, request)
+        elif request.kind in ("choice", "model"):
+            response = await self._answer_in_round(sender, request)
         else:
             message = f"There is no request {request.kind[:20]!r}."
             self._refuse(sender, Refusal.UNKNOWN_REQUEST, message)
@@ -64,8 +64,8 @@ class Server:
             header["cloned"] = True
         return Response(header, body)
 
-    async def _answer_model(self, sender: str, request: Request) -> Response:
-        """Answer with our model of the requested round, or with "wait", "stale" or "declined"."""
+    async def _answer_in_round(self, sender: str, request: Request) -> Response:
+        """Answer a question about a round, with our model of it, or with "wait" or "stale"."""
         ctx = self.ctx
         t, nonce = self._read_model_request(sender, request)
         if not self._has_same_spec(sender, request, t):
@@ -85,8 +85,37 @@ class Server:
             ctx.guard.count(sender, Refusal.STALE)
             return Response({"status": "stale", **ctx.about_us()})
 
-        if request.header.get("chosen") and not ctx.published.chooses(t, sender):
-            return Response({"status": "declined", **ctx.about_us()})
+        if request.kind == "choice":
+            agrees = ctx.published.chooses(t, sender)
+            return Response({"status": "agreed" if agrees else "declined", **ctx.about_us()})
+        if "spare_place" in request.header:
+            status = await self._status_of_spare_place(sender, request, t)
+            if status is not None:
+                return Response({"status": status, **ctx.about_us()})
+        return await self._answer_with_model(sender, request, t, nonce, model)
+
+    async def _status_of_spare_place(self, sender: str, request: Request, t: int) -> str | None:
+        """Return "declined", if we have no place for a spare receiver, or "wait"; else None.
+
+        It depends on how many of our own choices agree.
+        """
+        place = request.header.get("spare_place")
+        if not isinstance(place, int) or isinstance(place, bool):
+            self._refuse(sender, Refusal.MALFORMED, "A spare place needs a number.")
+        published = self.ctx.published
+        if request.header.get("needed") is True:
+            agreed = await published.wait_for_agreed(t, HOLD_SECONDS)
+            if agreed is None:
+                return "wait"
+            if is_free(place, agreed):
+                return None
+        published.mark_fetched(t, sender)
+        return "declined"
+
+    async def _answer_with_model(
+        self, sender: str, request: Request, t: int, nonce: str, model: PackedModel
+    ) -> Response:
+        ctx = self.ctx
         ctx.guard.check_nonce(sender, t, nonce, request.body, resumes=request.offset > 0)
         if request.offset:
             ctx.peer_log.event(sender, "resuming transfer", round=t, offset=request.offset)

@@ -246,7 +246,7 @@ def check_protects(method: Method, topology: Topology, peers: int) -> None:
 def fewest_requested(method: Method, topology: Topology, roster: Sequence[str]) -> int:
     """Return the number of models that are averaged in a round where they are fewest.
 
-    Of peers that choose, these are the neighbours that they do not choose.
+    Of peers that choose, these are the neighbours that they do not choose: others may decline.
     """
     peers = len(roster)
     if isinstance(method, ServerMethod):

@@ -525,8 +525,6 @@ class PeerTask:
     t: int
     senders: Sequence[str] | None = None
     """Gossip round: the peers whose models it receives; None: it takes no part in the exchange."""
-    declined: Sequence[str] = ()
-    """Gossip round: peers that it requests models from in vain, because they did not choose it."""
     requested: int = 0
     """Gossip round: how many neighbours the peer has, with those that are offline or do not
     respond."""

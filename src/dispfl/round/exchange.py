@@ -148,7 +148,7 @@ def gossip_senders(
     """Return whom a peer requests models from in round t.
 
     They are its neighbours, or whom its method prefers. Those that are no neighbours respond if
-    they choose the peer too (`agreed_senders`).
+    they choose the peer too (`round_senders`).
     """
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
@@ -202,21 +202,78 @@ def choices_of(
     return choices
 
 
-def agreed_senders(graph: Graph, choices: Graph, peer: str) -> tuple[list[str], list[str]]:
-    """Return which of a peer's choices send it their models, and which decline.
+def round_senders(
+    context: RunContext, t: int, graph: Graph, choices: Graph
+) -> dict[str, list[str]]:
+    """Return whose models each online peer receives in round t.
 
-    Neighbours send, and so do other peers that choose it too. So a peer sends its model to its
-    receivers in the graph, and to no more others than it chooses itself.
+    `choices` has whom each of them prefers (`gossip_senders`). Neighbours send, and so do other
+    peers that choose it too. Spare neighbours take the places of those that decline. So nobody
+    receives, or sends, more models than in a topology without choices.
     """
-    senders = []
-    declined = []
+    agreed = {peer: agreed_choices(graph, choices, peer) for peer in graph}
+    spares = spare_neighbours(context, t)
+    senders = {}
+    for peer in graph:
+        neighbours = [name for name in choices[peer] if name in graph[peer]]
+        senders[peer] = neighbours + agreed[peer]
+        declined = len(choices[peer]) - len(senders[peer])
+        for place in needed_places(context.choices(t), declined):
+            sender = spares[place].get(peer)
+            if sender is None or sender in senders[peer]:
+                continue
+            if is_free(place, len(agreed[sender])):
+                senders[peer].append(sender)
+        senders[peer].sort()
+    return senders
+
+
+def agreed_choices(graph: Graph, choices: Graph, peer: str) -> list[str]:
+    """Return the peers that one chooses beside its neighbours, and that choose it too."""
+    agreed = []
     for name in choices[peer]:
         is_chosen_back = peer in choices[name] and peer not in graph[name]
-        if name in graph[peer] or is_chosen_back:
-            senders.append(name)
-        else:
-            declined.append(name)
-    return senders, declined
+        if name not in graph[peer] and is_chosen_back:
+            agreed.append(name)
+    return agreed
+
+
+def spare_neighbours(
+    context: RunContext, t: int, roster: Sequence[str] | None = None
+) -> list[dict[str, str]]:
+    """Return whom each peer receives from in its spare places of round t, if it is online.
+
+    There are as many spare places as choices. Place n is the one that topologies with n neighbours
+    fewer have, and those with n + 1 fewer do not.
+    """
+    if roster is None:
+        roster = context.roster
+    seed = context.settings.seed
+    topology = context.settings.topology
+    places = []
+    for place in range(context.choices(t)):
+        wider = topology.thinned(place).online_neighbours(seed, t, roster)
+        narrower = topology.thinned(place + 1).online_neighbours(seed, t, roster)
+        senders = {}
+        for peer, neighbours in wider.items():
+            for name in neighbours:
+                if name not in narrower[peer]:
+                    senders[peer] = name
+        places.append(senders)
+    return places
+
+
+def needed_places(choices: int, declined: int) -> range:
+    """Return the spare places that a peer uses of which so many choices declined.
+
+    It begins with the last one, which is free unless all choices of the sender agree.
+    """
+    return range(choices - 1, choices - 1 - declined, -1)
+
+
+def is_free(place: int, agreed: int) -> bool:
+    """Whether a peer sends to its receiver in a spare place if so many of its choices agree."""
+    return agreed <= place
 
 
 def task_senders(task: PeerTask) -> Sequence[str]:
@@ -531,17 +588,12 @@ def _accepted_under_attack(
     return accepted
 
 
-def declined_costs(receiver: str, sender: str, request: int) -> list[MessageCost]:
-    """Return the messages of an exchange that the sender declines: the request, if any."""
-    if not request:
-        return []
-    return [MessageCost(receiver, sender, 0, request)]
-
-
 def exchange_costs(
     receiver: str, sender: str, request: int, paper: int, response: int
 ) -> list[MessageCost]:
     """Return the messages of one exchange: the request, if there was one, and the model."""
-    costs = declined_costs(receiver, sender, request)
+    costs = []
+    if request:
+        costs.append(MessageCost(receiver, sender, 0, request))
     costs.append(MessageCost(sender, receiver, paper, response))
     return costs

@@ -29,11 +29,12 @@ from dispfl.robust.attacks import BACKDOORS, Triggered, backdoor_success
 from dispfl.robust.averages import Robust, requested_uploads
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
+    Graph,
     accepted_uploads,
-    agreed_senders,
     exchange_graph,
     mixing_weights,
     neighbour_counts,
+    round_senders,
     server_cohort,
     shared_part,
     with_private,
@@ -151,7 +152,9 @@ def gossip_round(
     """Algorithm 1, lines 5-16, for all peers."""
     # Line 6: each online peer receives from its neighbours of this round, or whom it prefers.
     graph = exchange_graph(context, t)
-    choices = engine.choices(t, graph) if method.chooses else graph
+    senders: Graph = graph
+    if method.chooses:
+        senders = round_senders(context, t, graph, engine.choices(t, graph))
     requested = neighbour_counts(context, t, graph)
     weights = mixing_weights(context, t, graph)
     evaluate = context.evaluates(t) and not method.evaluates_global
@@ -160,14 +163,8 @@ def gossip_round(
         honest = peer not in context.byzantine
         task = PeerTask(peer, t, mixing_weights=weights.get(peer), evaluate=evaluate and honest)
         if peer in graph:
-            senders, declined = agreed_senders(graph, choices, peer)
-            others = [sender for sender in senders if sender not in graph[peer]]
-            task = replace(
-                task,
-                senders=senders,
-                declined=declined,
-                requested=requested[peer] + len(others),
-            )
+            others = [sender for sender in senders[peer] if sender not in graph[peer]]
+            task = replace(task, senders=senders[peer], requested=requested[peer] + len(others))
         else:
             skips = context.settings.topology.offline == "skip"
             task = replace(task, requested=requested[peer], idle=skips)

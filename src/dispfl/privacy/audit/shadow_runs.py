@@ -32,12 +32,12 @@ from dispfl.experiment import Experiment
 from dispfl.methods.base import PeerState
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import (
-    agreed_senders,
     choices_of,
     deliver,
     exchange_graph,
     published_model,
     requested_mask,
+    round_senders,
 )
 from dispfl.runs.directory import RunDirectory, trusted_config
 from dispfl.runs.execute import ExperimentRun
@@ -356,9 +356,9 @@ class TrainedFederation:
         t = self.context.settings.rounds - 1
         graph = exchange_graph(self.context, t)
         choices = choices_of(self.context, t, graph, self.before_last_round)
+        senders = round_senders(self.context, t, graph, choices)
         for name in sorted(graph):
-            senders, _ = agreed_senders(graph, choices, name)
-            if peer in senders:
+            if peer in senders[name]:
                 return name
         return None
 
