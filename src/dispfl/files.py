@@ -10,7 +10,7 @@ import errno
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,8 +55,12 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, durable: bool = True
+) -> None:
     """Replace a file: temporary file, fsync, rename, fsync of the folder.
+
+    The content is given as a whole or in pieces.
 
     Without `durable` there is no fsync: readers still find one whole file, but a power failure may
     lose both.
@@ -67,7 +71,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
         try:
             with temporary.open("xb") as file:
                 leave_to_owner(file.fileno(), path.parent)
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())

@@ -11,14 +11,14 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.data.datasets import load_dataset
-from dispfl.engines import checkpoint
+from dispfl.engines import checkpoint, checkpoint_part
 from dispfl.experiment import Experiment
 from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
@@ -71,7 +71,9 @@ def create_sites(
                 site.members.accept(other.invite())
 
 
-def write_or_block(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_or_block(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, durable: bool = True
+) -> None:
     """Like `write_atomically`, but blocks where a named pipe is in the temporary file's place."""
     temporary = path.with_name(f".{path.name}.partial")
     if temporary.is_fifo():
@@ -90,7 +92,8 @@ def run_peer(
         with Path("/run/netns", namespace).open() as there:
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
-    checkpoint.write_atomically = write_or_block  # type: ignore[attr-defined]
+    for module in (checkpoint, checkpoint_part):
+        module.write_atomically = write_or_block  # type: ignore[attr-defined]
     site = Site.open(out / SITES / name)
     asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name), limits))
 

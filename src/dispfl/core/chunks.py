@@ -15,7 +15,7 @@ Chunk = tuple[Tensor | int, Tensor | None, Tensor]
 
 CHUNK = 1 << 18
 """Weights per chunk: few enough that their positions stay in the processor's cache."""
-LARGE = 1 << 20
+MAPPED_BYTES = 1 << 12
 """Arrays of at least this many bytes get their own memory mapping."""
 
 
@@ -57,12 +57,15 @@ def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
 
 
 def allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
-    """Allocate memory for long-lived data.
+    """Allocate memory for long-lived data: the models of peers between their steps.
 
-    Large arrays get their own mapping, which is returned to the system when they are freed, while
-    the heap could keep it because of a small block behind it. New pages take longer to fill.
+    All but small arrays get their own mapping, which is returned to the system when they are freed.
+    On the heap they would lie between the temporary vectors of steps, and keep the memory of those
+    (benchmarks/memory_of_peers.py). Private mappings that are neighbours count as one towards the
+    system's limit.
     """
     size = count * dtype.itemsize
-    if size < LARGE:
+    if size < MAPPED_BYTES:
         return np.empty(count, dtype)
-    return np.frombuffer(mmap.mmap(-1, size), dtype)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 
 import torch
@@ -20,11 +21,12 @@ from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked, vmap
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
-from dispfl.round.round import task_state
+from dispfl.round.round import rests, task_state
 
-LARGE_MODEL = 1_000_000
-"""From this many weights on, it pays off to return free memory after a step."""
+TRIMMED_WEIGHTS = 3_000_000
+"""After steps of models with this many weights together, free memory is returned to the system."""
 
+GIGABYTE = 1e9
 POLL_INTERVAL = 0.5
 """Seconds of a wait: a Ctrl-C just before it is noticed at its end only."""
 
@@ -57,14 +59,21 @@ class InProcess:
     ) -> None:
         keep_heap()
         self.context = context
-        self._states = PeerStates(context, checkpoints)
+        limit = context.simulation.memory_limit
+        self._states = PeerStates(
+            context,
+            checkpoints,
+            memory_limit=inf if limit is None else limit * GIGABYTE,
+            shares_parts=True,
+        )
         threads = workers or os.cpu_count() or 1
         first = context.network()
         self._codec = context.codec
         if context.layout.has_small_networks or context.attack:
             # Computed here, because threads may not share torch's global generator.
             _ = context.first_weights
-        self._large = first.layout.size >= LARGE_MODEL
+        self._steps_between_trims = max(1, TRIMMED_WEIGHTS // first.layout.size)
+        self._steps_since_trim = 0
         one_by_one = context.settings.device != "cpu" or uses_global_rng(context, first)
         self._workers = 1 if one_by_one else min(threads, len(context.data.peers))
         self.threads_each = max(1, threads // len(context.data.peers))
@@ -96,7 +105,8 @@ class InProcess:
 
     def restore(self, rounds: int) -> None:
         """Restore every peer's state after this many rounds."""
-        self._states.restore(rounds, self.context.roster)
+        one_by_one = self.context.method.independent_init
+        self._states.restore(rounds, self.context.roster, map if one_by_one else self._pool.map)
         trim_heap()
 
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -117,7 +127,14 @@ class InProcess:
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; at most one task per worker runs at a time."""
-        tracker = ReadTracker(list(tasks))
+        working = []
+        for task in tasks:
+            if rests(self.context, task):
+                yield task.peer, self._states.rest(task)
+                self._states.current.drop(task.peer)
+            else:
+                working.append(task)
+        tracker = ReadTracker(working)
         running: dict[Future[list[StepResult]], Sequence[PeerTask]] = {}
         try:
             for group in self._groups.of(tracker.ordered()):
@@ -143,10 +160,16 @@ class InProcess:
             for task, result in zip(group, future.result(), strict=True):
                 results[task.peer] = self._states.finish(task, result)
                 for name in tracker.released_by(task):
-                    self._states.current.pop(name, None)
-            if self._large:
-                trim_heap()
+                    self._states.current.drop(name)
+            self._trim(len(group))
             yield from results.items()
+
+    def _trim(self, steps: int) -> None:
+        """Return free memory after some steps: it lies in pieces between what the steps keep."""
+        self._steps_since_trim += steps
+        if self._steps_since_trim >= self._steps_between_trims:
+            self._steps_since_trim = 0
+            trim_heap()
 
     def _run_group(self, group: Sequence[PeerTask]) -> list[StepResult]:
         network = self._idle.get()

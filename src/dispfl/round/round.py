@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.errors import NonFiniteError, RunError, user_errors
@@ -66,23 +67,40 @@ def initial_states(
     context: RunContext, peers: Collection[str] | None = None
 ) -> dict[str, PeerState]:
     """Algorithm 1, line 2: the states before round 0, of all peers and the server or of some."""
-    layout = context.layout
-    seed = context.settings.seed
-    buffers = FlatModule(context.module()).read_buffers()
+    first_state = first_states(context)
     states = {}
-    for peer, density in context.densities.items():
+    for peer in context.densities:
         if peers is None or peer in peers:
-            weights = context.peer_weights(peer)
-            state = context.method.start(weights, layout, density, seed=seed, peer=peer)
-            own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
-            private = _first_private(context, state, weights)
-            states[peer] = replace(state, buffers=own_buffers, private=private)
+            states[peer] = first_state(peer)
 
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        server = context.method.start_server(context.first_weights, layout)
+        server = context.method.start_server(context.first_weights, context.layout)
         model = shared_part(context, server.model)
         states[SERVER] = replace(server, model=model, next_mask=model.mask)
     return states
+
+
+def first_states(context: RunContext) -> Callable[[str], PeerState]:
+    """Return a function that gives each peer its state before round 0.
+
+    Threads may call it at the same time, unless every peer draws weights of its own: a network's
+    constructor takes them from torch's global generator.
+    """
+    layout = context.layout
+    densities = context.densities
+    seed = context.settings.seed
+    buffers = FlatModule(context.module()).read_buffers()
+    _ = context.first_weights  # before threads ask for them
+    _ = context.private_mask
+
+    def first_state(peer: str) -> PeerState:
+        weights = context.peer_weights(peer)
+        state = context.method.start(weights, layout, densities[peer], seed=seed, peer=peer)
+        own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        private = _first_private(context, state, weights)
+        return replace(state, buffers=own_buffers, private=private)
+
+    return first_state
 
 
 def _first_private(context: RunContext, state: PeerState, weights: Tensor) -> PackedModel | None:
@@ -287,6 +305,17 @@ def peer_step(
             trainer.report.mask_change = _mask_change(after)
     trainer.step_is_over = True
     return StepResult(trainer.report, state=after)
+
+
+def rests(context: RunContext, task: PeerTask) -> bool:
+    """Whether a peer only keeps its state in this round, and `resting_result` is its result."""
+    evaluates = task.evaluate or task.global_model is not None
+    return task.idle and not evaluates and not context.settings.privacy.enabled
+
+
+def resting_result(state: PeerState) -> StepResult:
+    """Return what `peer_step` gives for a peer that only keeps its state, at no cost."""
+    return StepResult(Report(mask_change=_mask_change(state)), state=state)
 
 
 def _step(
