@@ -310,7 +310,8 @@ def peer_step(
 def rests(context: RunContext, task: PeerTask) -> bool:
     """Whether a peer only keeps its state in this round, and `resting_result` is its result."""
     evaluates = task.evaluate or task.global_model is not None
-    return task.idle and not evaluates and not context.settings.privacy.enabled
+    works = not task.idle or evaluates or task.fine_tuning is not None
+    return not works and not context.settings.privacy.enabled
 
 
 def resting_result(state: PeerState) -> StepResult:
