@@ -96,6 +96,9 @@ def _notes(status: "SiteStatus") -> list[str]:
             f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}. Free"
             " some space, and do not stop the node: it saves them as soon as it can."
         )
+    if status.running:
+        for relay, problem in (node.get("relays") or {}).items():
+            notes.append(f"Relay {relay}: {problem or 'others reach this site by it'}.")
     if node.get("epsilon") is not None:
         notes.append(f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     if node.get("protection"):
@@ -153,7 +156,8 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     has_distances = any(peer.get("distance") is not None for peer in peers.values())
     has_affinities = any(peer.get("affinity") is not None for peer in peers.values())
     has_privacy = any(peer.get("privacy") for peer in peers.values())
-    columns = ["name", "round", "seen", "received", "sent", "answered", "missed", "latency"]
+    columns = ["name", "reached", "round", "seen", "received", "sent", "answered", "missed"]
+    columns.append("latency")
     if has_distances:
         columns.append("distance")
     if has_affinities:
@@ -165,6 +169,7 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     for name, peer in sorted(peers.items()):
         cells = [
             name,
+            peer.get("route") or "-",
             str(peer["round"]) if peer.get("round", -1) >= 0 else "-",
             _ago(peer.get("last_seen")) or "-",
             bytes_text(peer.get("received_bytes", 0)),
