@@ -72,7 +72,7 @@ class RelayWorld:
     """Sites that accept each other, and that have no address but relays."""
 
     folder: Path
-    identities: Mapping[str, Identity]
+    identities: dict[str, Identity]
     relays: list[RelayAddress]
     """The relays of every site, in the order in which they are tried."""
     addresses: dict[str, tuple[str, int]]
@@ -119,6 +119,7 @@ class RelayWorld:
         *,
         limits: Limits = QUICK,
         own: Sequence[RelayAddress] | None = None,
+        listen: tuple[str, int] | None = None,
         **changes: Any,
     ) -> AsyncIterator[HttpsTransport]:
         """The transport of a site; with a handler it waits for calls at its relays."""
@@ -136,7 +137,7 @@ class RelayWorld:
         )
         transport = HttpsTransport(
             name,
-            None,
+            listen,
             client=client_context(identity, pinned),
             server=server_context(identity, pinned),
             identify=lambda leaf, issuers: names.get(leaf),

@@ -16,6 +16,7 @@ digest, and the server sends the rest.
 import asyncio
 import email.utils
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
 
 from dispfl.peer.transport import http
@@ -26,7 +27,7 @@ from dispfl.peer.transport.https_client import AttemptError, PeerConnections
 from dispfl.peer.transport.https_server import HttpHandler
 from dispfl.peer.transport.listener import Listener, wait_until
 from dispfl.peer.transport.relay_client import RelayClient
-from dispfl.peer.transport.routes import route_text
+from dispfl.peer.transport.routes import Routes, route_text
 
 _MIN_PROGRESS = 64 * 1024
 """Bytes that an attempt must transfer to reset the count of failed attempts."""
@@ -75,6 +76,7 @@ class HttpsTransport:
         self._may_connect = may_connect
         self.relays = relays
         self._peers: dict[str, PeerConnections] = {}
+        self._routes: dict[str, Routes] = defaultdict(Routes)
         self._listener: Listener | None = None
         self._pending_requests = 0
         self._is_closed = False
@@ -100,7 +102,7 @@ class HttpsTransport:
 
     def route(self, peer: str) -> str | None:
         """How a peer was last reached: "direct", or the address of a relay; None if it was not."""
-        return route_text(self._peers[peer].routes.current) if peer in self._peers else None
+        return route_text(self._routes[peer].current)
 
     async def serve(self, handler: Handler) -> None:
         """Start listening; return once connections are accepted."""
@@ -203,6 +205,7 @@ class HttpsTransport:
                 self._identify,
                 self.limits,
                 counter,
+                self._routes[peer],
                 self._may_connect,
                 self.relays,
             )

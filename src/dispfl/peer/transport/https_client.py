@@ -69,12 +69,12 @@ class PeerConnections:
         identify: Identify,
         limits: Limits,
         counter: ByteCounter,
+        routes: Routes,
         may_connect: Callable[[str], bool] = lambda ip: True,
         relays: RelayClient | None = None,
     ) -> None:
         self.name = name
-        self.routes = Routes()
-        """The ways to this peer."""
+        self.routes = routes
         self._relays = relays
         self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}

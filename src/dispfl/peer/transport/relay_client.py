@@ -40,6 +40,8 @@ MAX_PAUSE = 10.0
 USED_PAUSE = 0.1
 """Seconds before a used connection is replaced: a relay cannot make a site connect in a loop."""
 
+_SOCKET_BUFFER = 4 * CHUNK
+"""Bytes that wait between a site's TLS and its connection to a relay."""
 _CLOSE_SECONDS = 2.0
 """How long a relay has to agree that a connection is closed."""
 
@@ -102,7 +104,7 @@ class RelayClient:
     async def call(self, relay: RelayAddress, fingerprint: str) -> socket.socket:
         """Return a connection with the site of this certificate; raise `RelayError`."""
         websocket = await self.open(relay, Role.CALL, fingerprint)
-        connection, inner = socket.socketpair()
+        connection, inner = _socket_pair()
         self._splice(websocket, inner)
         return connection
 
@@ -236,7 +238,7 @@ class RelayClient:
                 if first_bytes is None:
                     await websocket.close()
             if first_bytes is not None:
-                connection, inner = socket.socketpair()
+                connection, inner = _socket_pair()
                 self._splice(websocket, inner, first_bytes)
                 adopt(connection, str(relay.address))
             await asyncio.sleep(USED_PAUSE)
@@ -271,6 +273,14 @@ class RelayClient:
         task = asyncio.create_task(splice)
         self._splices.add(task)
         task.add_done_callback(self._splices.discard)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets with room for a few messages."""
+    pair = socket.socketpair()
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    return pair
 
 
 async def _first_bytes(websocket: aiohttp.ClientWebSocketResponse) -> bytes | None:
@@ -344,9 +354,9 @@ def _refusal(refused: Refused, relay: RelayAddress) -> RelayError:
 def _explained(problem: Exception, relay: RelayAddress) -> RelayError:
     """Say why a relay cannot be reached, and what to do."""
     match problem:
-        case aiohttp.ClientHttpProxyError(status=407):
+        case aiohttp.ClientHttpProxyError(status=401 | 407):
             return RelayError(
-                "the proxy wants a user and a password (status 407)",
+                f"the proxy wants another user or password (status {problem.status})",
                 "Set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT.",
             )
         case aiohttp.ClientHttpProxyError():

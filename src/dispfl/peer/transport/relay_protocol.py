@@ -40,9 +40,9 @@ from dispfl.wire.refusals import Refusal
 RELAY_VERSION = 1
 RELAY_PATH = f"/v{RELAY_VERSION}/relay"
 CHALLENGE_BYTES = 32
-MAX_MESSAGE_BYTES = 256 * 1024
+MAX_MESSAGE_BYTES = 1024 * 1024
 """Maximum size of a WebSocket message."""
-CHUNK = 64 * 1024
+CHUNK = 256 * 1024
 """Bytes that a site sends in one message."""
 PING_SECONDS = 20.0
 """Interval of the relay's pings on parked connections, which keep them open in routers."""
