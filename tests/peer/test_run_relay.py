@@ -28,6 +28,8 @@ def test_members_come_from_invites_fingerprints_and_folders(tmp_path: Path) -> N
         CAROL.fingerprint: "carol",
         "0" * 64: "member",
     }
+    (tmp_path / "empty").mkdir()
+    assert read_members([tmp_path / "empty"]) == {}
     assert read_members([tmp_path / "bob.invite"]) == {BOB.fingerprint: "bob"}
 
 

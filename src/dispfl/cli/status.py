@@ -156,20 +156,21 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     has_distances = any(peer.get("distance") is not None for peer in peers.values())
     has_affinities = any(peer.get("affinity") is not None for peer in peers.values())
     has_privacy = any(peer.get("privacy") for peer in peers.values())
-    columns = ["name", "reached", "round", "seen", "received", "sent", "answered", "missed"]
-    columns.append("latency")
+    has_routes = any(peer.get("route") for peer in peers.values())
+    columns = ["name", "round", "seen", "received", "sent", "answered", "missed", "latency"]
     if has_distances:
         columns.append("distance")
     if has_affinities:
         columns += ["similarity", "counts"]
     if has_privacy:
         columns.append("privacy")
+    if has_routes:
+        columns.append("reached")
 
     table = _table(*columns)
     for name, peer in sorted(peers.items()):
         cells = [
             name,
-            peer.get("route") or "-",
             str(peer["round"]) if peer.get("round", -1) >= 0 else "-",
             _ago(peer.get("last_seen")) or "-",
             bytes_text(peer.get("received_bytes", 0)),
@@ -185,6 +186,8 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             cells += [_two_digits(peer.get("similarity")), _two_digits(peer.get("affinity"))]
         if has_privacy:
             cells.append(_privacy(peer.get("privacy")))
+        if has_routes:
+            cells.append(_route(peer.get("route")))
         _add(table, *cells)
     return table
 
@@ -200,6 +203,13 @@ def _latency(peer: Mapping[str, Any]) -> str:
         return "-"
     text = f"{statistics.median(latencies):.2g} s"
     return f"{text}, slow" if peer.get("slow") else text
+
+
+def _route(route: str | None) -> str:
+    """`direct`, or `by wss://relay.example.org:443`."""
+    if route is None or route == "direct":
+        return route or "-"
+    return f"by {route}"
 
 
 def _privacy(announced: Mapping[str, Any] | None) -> str:

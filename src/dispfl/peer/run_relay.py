@@ -92,7 +92,8 @@ def read_members(paths: Sequence[Path]) -> dict[str, str]:
                 f"--members {file} cannot be read: {problem}.", key="members"
             ) from None
         admitted |= _members_in(file, text)
-    if not admitted:
+    has_folder = any(path.is_dir() for path in paths)  # invites may come later
+    if not admitted and not has_folder:
         raise ConfigError(
             f"--members names no member: {', '.join(map(str, paths))} has neither a signed roster"
             " nor an invite nor a fingerprint.",
