@@ -184,7 +184,7 @@ def test_a_relay_that_lies_is_a_named_failure_and_never_another_model(
                 assert isinstance(caught.value, Refused)
                 assert caught.value.reason == Refusal.WRONG_CERTIFICATE
                 where = f"by wss://127.0.0.1:{hostile.port}"
-                assert f"bob's certificate {where} is not the accepted one" in str(caught.value)
+                assert f"bob's certificate is not the accepted one {where}" in str(caught.value)
             else:
                 assert isinstance(caught.value, Unreachable)
                 assert str(caught.value).startswith("bob: ")

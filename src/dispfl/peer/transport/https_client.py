@@ -457,8 +457,9 @@ _WRONG_DATES = ("certificate is not yet valid", "certificate has expired")
 
 def _wrong_certificate(name: str, problem: BaseException | None = None, where: str = "") -> Refused:
     """The refusal of a server that is not the member; `where` says how it was reached."""
-    place = f" {where}" if where else ""
-    message = f"{name}'s certificate{place} is not the accepted one"
+    message = f"{name}'s certificate is not the accepted one"
+    if where:
+        message += f" {where}"
     cause = getattr(problem, "certificate_error", problem)  # aiohttp wraps it
     detail = getattr(cause, "verify_message", "")
     if detail in _WRONG_DATES:
