@@ -432,6 +432,24 @@ def test_the_status_shows_the_state_of_the_node(alice: Path, bob: Path) -> None:
     assert "unknown not-a-member 3" in lines
 
 
+def test_the_status_shows_how_members_and_this_site_are_reached(alice: Path, bob: Path) -> None:
+    peer("accept", alice, peer("invite", bob))
+    relay = "wss://relay.example.org:443"
+    node = {
+        "peers": {"bob": {"route": relay}, "carol": {"route": "direct"}, "dave": {"route": None}},
+        "relays": {relay: None, "wss://lost.example.org:443": "no answer in time"},
+    }
+    (alice / "run").mkdir()
+    (alice / "run" / "status.json").write_text(json.dumps(node))
+    with contextlib.closing(RunDirectory(alice / "run")):
+        lines = [" ".join(line.split()) for line in peer("status", alice).splitlines()]
+    assert f"Relay {relay}: others reach this site by it." in lines
+    assert "Relay wss://lost.example.org:443: no answer in time." in lines
+    assert f"bob - - 0.00 MB 0.00 MB 0 0 - by {relay}" in lines
+    assert "carol - - 0.00 MB 0.00 MB 0 0 - direct" in lines
+    assert "dave - - 0.00 MB 0.00 MB 0 0 - -" in lines
+
+
 @pytest.mark.parametrize(("state", "shown"), [("training", "not running"), ("stopped", "stopped")])
 def test_the_status_shows_that_a_node_is_not_running(alice: Path, state: str, shown: str) -> None:
     """The lock is free, whatever state the status file has."""

@@ -243,7 +243,9 @@ def test_a_key_that_others_can_read_is_a_failure_and_ends_the_checks(make_site: 
 
 def test_a_port_that_another_program_uses_is_a_failure(make_site: MakeSite) -> None:
     alice = make_site("alice")
-    with socket.create_server(tuple(alice.info.listen_address)):
+    where = alice.info.listen_address
+    assert where is not None
+    with socket.create_server(tuple(where)):
         found = asyncio.run(findings(alice))["port"]
     assert found.level == Level.FAILURE
     assert found.text == f"cannot listen on {alice.info.listen}: address already in use"
@@ -547,9 +549,11 @@ def test_addresses_are_checked_for_names_and_families(
 
 def test_a_running_node_that_does_not_listen_is_a_warning(make_site: MakeSite) -> None:
     alice = make_site("alice")
-    assert asyncio.run(_running_port(alice)).level == Level.WARNING
-    with socket.create_server(tuple(alice.info.listen_address)):
-        assert asyncio.run(_running_port(alice)).level == Level.OK
+    where = alice.info.listen_address
+    assert where is not None
+    assert asyncio.run(_running_port(where)).level == Level.WARNING
+    with socket.create_server(tuple(where)):
+        assert asyncio.run(_running_port(where)).level == Level.OK
 
 
 def test_members_that_cannot_be_reached_and_their_certificates_are_named(

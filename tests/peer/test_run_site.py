@@ -161,6 +161,7 @@ def test_a_port_in_use_is_reported_and_the_node_does_not_start(
 ) -> None:
     alice, recorder = make_site("alice"), EventRecorder()
     where = alice.info.listen_address
+    assert where is not None
     sentence = f"Cannot listen on {where} (address already in use); choose another address."
     with (
         socket.create_server(tuple(where)),
@@ -456,9 +457,9 @@ def test_a_service_is_told_when_the_node_is_ready_alive_and_stopping(
                 while "READY=1" not in lines:
                     assert "STOPPING=1" not in lines
                     lines = received(service)
-                socket.create_connection(
-                    alice.info.listen_address, PATIENCE
-                ).close()  # it is ready indeed
+                where = alice.info.listen_address
+                assert where is not None
+                socket.create_connection(where, PATIENCE).close()  # it is ready indeed
                 seen = [line for _ in range(12) for line in received(service)]  # less than 3 s
                 process.terminate()
                 while "STOPPING=1" not in received(service):

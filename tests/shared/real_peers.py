@@ -49,26 +49,34 @@ TINY = [
 
 
 def create_sites(
-    experiment: Experiment, out: Path, addresses: Mapping[str, tuple[str, str]]
-) -> None:
-    """Create a site for each peer with its `listen` and `advertise` addresses; all accept each
-    other."""
+    experiment: Experiment,
+    out: Path,
+    addresses: Mapping[str, tuple[str, str]],
+    relays: Mapping[str, Sequence[str]] | None = None,
+) -> list[Site]:
+    """Create a site for each peer with its `listen` and `advertise` addresses, if it has any, and
+    its relays, if it has any; all accept each other."""
+    relays = relays or {}
     data = load_dataset(experiment.data)
     split = split_dataset(experiment, data)
     with contextlib.closing(RunDirectory.create(out, experiment.to_toml())):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
-    sites = [
-        Site.create(
-            out / SITES / name,
-            SiteInfo(name=name, listen=listen, advertise=advertise, federation="up"),
-            {},
+    sites = []
+    for name in sorted(addresses.keys() | relays.keys()):
+        listen, advertise = addresses.get(name, (None, None))
+        info = SiteInfo(
+            name=name,
+            listen=listen,
+            advertise=advertise,
+            federation="up",
+            relays=tuple(relays.get(name, ())),
         )
-        for name, (listen, advertise) in addresses.items()
-    ]
+        sites.append(Site.create(out / SITES / name, info, {}))
     for site in sites:
         for other in sites:
             if other is not site:
                 site.members.accept(other.invite())
+    return sites
 
 
 def write_or_block(

@@ -110,7 +110,9 @@ class SiteTransport(MemoryTransport):
         self.world, self.site, self.membership = world, site, membership
 
     async def request(self, peer: str, request: Request) -> Response:
-        host, port = self.membership.address(peer)
+        address = self.membership.address(peer)
+        assert address is not None
+        host, port = address
         URL.build(scheme="https", host=host, port=port, path=f"/v1/{request.kind}")
         if (other := self.world.sites.get(peer)) is None or other.info.address != (host, port):
             raise Unreachable(peer, f"cannot be reached at {host}:{port}")

@@ -20,6 +20,7 @@ from dispfl.cli import (
     masks,
     peer,
     privacy,
+    relay,
     reproduce,
     run,
     table,
@@ -77,6 +78,7 @@ app.command("table")(table.table)
 app.command("export")(export.export)
 app.command("predict")(export.predict)
 app.command("up")(up.up)
+app.command("relay")(relay.relay)
 app.add_typer(peer.app, name="peer")
 app.add_typer(data.app, name="data")
 

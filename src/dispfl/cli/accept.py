@@ -178,7 +178,7 @@ def _compared_by_phone(peer: "Peer", invites: Sequence["Invite"]) -> list[str]:
     fingerprints = [invite.fingerprint for invite in invites]
     new = [invite for invite in invites if invite.fingerprint not in accepted]
     for invite in new:
-        typer.echo(f"{invite.name} at {invite.address}")
+        typer.echo(f"{invite.name} at {invite.reach}")
         prompts.echo_fingerprint(invite.fingerprint)
     if not new:
         return []

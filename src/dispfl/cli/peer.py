@@ -55,8 +55,25 @@ def init(
     *,
     name: Annotated[str, typer.Option(help="The site's name: letters, digits and dashes.")],
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; 0.0.0.0:PORT for all.")
-    ],
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address to listen on; 0.0.0.0:PORT for all. With --relay, none is needed.",
+        ),
+    ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="wss://HOST:PORT",
+            help="A relay by which others reach it, as `dispfl relay` prints it; repeatable.",
+        ),
+    ] = None,
+    ca_bundle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Authorities of relays' certificates besides the system's."
+        ),
+    ] = None,
     advertise: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Address where others reach it, if it differs."),
@@ -121,6 +138,8 @@ def init(
         directory,
         name=name,
         listen=listen,
+        relays=relay or [],
+        ca_bundle=ca_bundle,
         advertise=advertise,
         federation=federation,
         roster=roster,
@@ -132,7 +151,7 @@ def init(
     )
     info = peer.site.info
     typer.echo(f"Created the site {peer.name} of the federation {info.federation} in {directory}.")
-    typer.echo(f"Others reach it at {info.address}. The fingerprint of its certificate:\n")
+    typer.echo(f"Others reach it at {info.reach}. The fingerprint of its certificate:\n")
     prompts.echo_fingerprint(peer.fingerprint)
     _echo_next_steps(peer, roster)
 

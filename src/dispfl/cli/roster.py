@@ -144,7 +144,7 @@ def add(
     invites = [Invite.read(text_of(argument, *INVITE)) for argument in invite]
     _change(file, lambda roster: roster.with_members(invites))
     for member in invites:
-        typer.echo(f"{member.name} at {member.address}")
+        typer.echo(f"{member.name} at {member.reach}")
         prompts.echo_fingerprint(member.fingerprint)
     if key is not None:
         _sign(file, key, "Compare each fingerprint by phone. Are all right?")
@@ -217,7 +217,7 @@ def show(
             "members": [
                 {
                     "name": member.name,
-                    "address": str(member.address),
+                    "address": member.reach,
                     "fingerprint": member.fingerprint,
                 }
                 for member in roster.members().values()
@@ -243,7 +243,7 @@ def _echo_roster(roster: "Roster") -> None:
         typer.echo("\nSettings of new sites:\n")
         typer.echo(tomli_w.dumps(roster.settings).strip())
     for member in members:
-        typer.echo(f"\n{member.name} at {member.address}")
+        typer.echo(f"\n{member.name} at {member.reach}")
         prompts.echo_fingerprint(member.fingerprint)
     for problem in roster.unusable:
         typer.echo(f"\n{problem}")

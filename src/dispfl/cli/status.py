@@ -96,6 +96,9 @@ def _notes(status: "SiteStatus") -> list[str]:
             f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}. Free"
             " some space, and do not stop the node: it saves them as soon as it can."
         )
+    if status.running:
+        for relay, problem in (node.get("relays") or {}).items():
+            notes.append(f"Relay {relay}: {problem or 'others reach this site by it'}.")
     if node.get("epsilon") is not None:
         notes.append(f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     if node.get("protection"):
@@ -153,6 +156,7 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     has_distances = any(peer.get("distance") is not None for peer in peers.values())
     has_affinities = any(peer.get("affinity") is not None for peer in peers.values())
     has_privacy = any(peer.get("privacy") for peer in peers.values())
+    has_routes = any(peer.get("route") for peer in peers.values())
     columns = ["name", "round", "seen", "received", "sent", "answered", "missed", "latency"]
     if has_distances:
         columns.append("distance")
@@ -160,6 +164,8 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
         columns += ["similarity", "counts"]
     if has_privacy:
         columns.append("privacy")
+    if has_routes:
+        columns.append("reached")
 
     table = _table(*columns)
     for name, peer in sorted(peers.items()):
@@ -180,6 +186,8 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             cells += [_two_digits(peer.get("similarity")), _two_digits(peer.get("affinity"))]
         if has_privacy:
             cells.append(_privacy(peer.get("privacy")))
+        if has_routes:
+            cells.append(_route(peer.get("route")))
         _add(table, *cells)
     return table
 
@@ -195,6 +203,13 @@ def _latency(peer: Mapping[str, Any]) -> str:
         return "-"
     text = f"{statistics.median(latencies):.2g} s"
     return f"{text}, slow" if peer.get("slow") else text
+
+
+def _route(route: str | None) -> str:
+    """`direct`, or `by wss://relay.example.org:443`."""
+    if route is None or route == "direct":
+        return route or "-"
+    return f"by {route}"
 
 
 def _privacy(announced: Mapping[str, Any] | None) -> str:

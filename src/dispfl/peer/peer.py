@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dispfl.errors import ConfigError, RunError
+from dispfl.peer.membership.address import reach_text
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.member_list import Fork, Member, State
 from dispfl.peer.membership.roster import Roster
@@ -38,6 +39,7 @@ class MemberStatus:
     by: Literal["hand", "roster"]
     """Who decided the state: this site's operator, or the administrators who signed the roster."""
     address: str | None
+    """Its address and its relays."""
     fingerprint: str
     density: float | None
     """The share of weights that it keeps; None before its first record."""
@@ -53,7 +55,7 @@ class MemberStatus:
             member.name,
             member.state,
             member.by,
-            str(member.address) if member.address else None,
+            reach_text(member.address, member.relays) or None,
             member.fingerprint,
             member.density,
             member.first_round,
@@ -95,7 +97,7 @@ class SiteStatus:
 
     name: str
     federation: str
-    listen: str
+    listen: str | None
     address: str
     """Where other sites reach it."""
     fingerprint: str
@@ -168,7 +170,9 @@ class Peer:
         folder: str | Path,
         *,
         name: str,
-        listen: str,
+        listen: str | None = None,
+        relays: Iterable[str] = (),
+        ca_bundle: str | None = None,
         advertise: str | None = None,
         federation: str | None = None,
         roster: str | Path | None = None,
@@ -184,7 +188,8 @@ class Peer:
         precedence over it. Instead of `federation` and `config`, the file of a `roster` and the
         `fingerprint` that its administrators have told you. Code that the settings name is imported
         from the site's folder and from `allow_modules`; a module that an override names is allowed
-        too. `warm_start` is an earlier site, whose newest model is this one's first. Writes the
+        too. A site with `relays` needs no address to `listen` on. `warm_start` is an earlier site,
+        whose newest model is this one's first. Writes the
         site's invite as a file.
         """
         accepted_roster = None
@@ -207,6 +212,8 @@ class Peer:
         info = SiteInfo(
             name=name,
             listen=listen,
+            relays=tuple(relays),
+            ca_bundle=ca_bundle,
             advertise=advertise,
             federation=federation or DEFAULT_FEDERATION,
             allow_modules=tuple(dict.fromkeys(modules)),
@@ -267,9 +274,10 @@ class Peer:
         """
         parsed_invites = [Invite.read(invite) for invite in invites]
         for invite in parsed_invites:
-            if not self.site.info.may_connect(invite.address.host):
+            address = invite.address
+            if address is not None and not self.site.info.may_connect(address.host):
                 raise InviteError(
-                    f"{invite.name} is at {invite.address}, which is not in allow_networks of"
+                    f"{invite.name} is at {address}, which is not in allow_networks of"
                     f" {self.folder}/site.toml."
                 )
         members = self.site.members.accept_all(parsed_invites, list(fingerprints), confirmed=False)
@@ -331,7 +339,7 @@ class Peer:
             name=site.name,
             federation=site.info.federation,
             listen=site.info.listen,
-            address=str(site.info.address),
+            address=site.info.reach,
             fingerprint=site.identity.fingerprint,
             members=[MemberStatus.of(member) for member in site.members.all()],
             roster=roster,

@@ -22,6 +22,7 @@ from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
+from dispfl.peer.membership.address import reach_text
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
@@ -173,11 +174,12 @@ async def open_node(
             executor,
             log,
             guard=guard,
-            listening=str(site.info.listen_address),
+            listening=str(site.info.listen_address or "its relays"),
             alone_rounds=site.config().alone_rounds,
             instance=secrets.token_hex(8),
         )
         _restore_status(ctx.status, site)
+        network.log_relays(ctx)
 
         status_writer = StatusWriter(site, ctx, network)
         stack.callback(status_writer.write_last)
@@ -220,7 +222,14 @@ def _restore_status(status: NodeStatus, site: Site) -> None:
 def _announce(site: Site, setup: LocalSetup) -> None:
     """Sign this site's record again, so that others follow it also after an old backup."""
     first_round = site.members.own_first_round
-    site.members.announce(site.identity, site.info.address, setup.density, first_round, again=True)
+    site.members.announce(
+        site.identity,
+        site.info.address,
+        setup.density,
+        first_round,
+        relays=site.info.relay_addresses,
+        again=True,
+    )
 
 
 def _training_thread(site: Site, setup: LocalSetup, ctx: NodeContext) -> "TrainingThread":
@@ -383,15 +392,21 @@ class StatusWriter:
         status = self._ctx.status.as_json()
         unix_time = time.time()
         loop_start = unix_time - asyncio.get_running_loop().time()
-        for peer in status["peers"].values():
+        for name, peer in status["peers"].items():
+            peer["route"] = self._network.transport.route(name)
             for key in ("last_seen", "last_request"):
                 if peer[key] is not None:
                     peer[key] += loop_start
+        status["relays"] = self._network.relay_problems()
         status["sockets"] = self._network.traffic
         status["sockets_previous"] = self._previous_traffic
         status["updated"] = unix_time
         status["known"] = [
-            {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
+            {
+                "name": record.name,
+                "address": reach_text(record.address, record.relays),
+                "fingerprint": record.fingerprint,
+            }
             for record in self._site.members.known()
         ]
         return status

@@ -37,7 +37,7 @@ from dispfl.files import (
     user_name,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, reach_text
 from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
@@ -77,10 +77,17 @@ class SiteInfo(Settings):
 
     name: str
     """The site's name, which its certificate has too: letters, digits and dashes."""
-    listen: str
-    """HOST:PORT to listen on; 0.0.0.0 or [::] for all of the machine's addresses."""
+    listen: str | None = None
+    """HOST:PORT to listen on; 0.0.0.0 or [::] for all of the machine's addresses. A site with
+    `relays` needs none."""
     advertise: str | None = None
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
+    relays: tuple[str, ...] = ()
+    """Relays by which other sites reach it where they cannot connect to it: what `dispfl relay`
+    prints, such as wss://relay.example.org:443. The site needs no open port then."""
+    ca_bundle: str | None = None
+    """A PEM file of authorities that relays' certificates may have besides those of the system:
+    that of a proxy which inspects TLS, for example."""
     federation: str = "dispfl"
     """The federation's name; the same at every site."""
     allow_modules: tuple[str, ...] = ()
@@ -100,6 +107,24 @@ class SiteInfo(Settings):
     def _check_address(cls, address: str | None) -> str | None:
         return None if address is None else str(Address.parse(address))
 
+    @field_validator("relays")
+    @classmethod
+    def _check_relays(cls, relays: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(map(str, parse_relays(" ".join(relays))))
+        except ConfigError as problem:
+            raise ConfigError(f"relays: {problem}", key="relays") from None
+
+    @field_validator("ca_bundle")
+    @classmethod
+    def _check_ca_bundle(cls, file: str | None) -> str | None:
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(
+                f"ca_bundle names {file!r}, which is no file; name a PEM file of certificates.",
+                key="ca_bundle",
+            )
+        return file
+
     @field_validator("allow_networks")
     @classmethod
     def _check_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,8 +139,20 @@ class SiteInfo(Settings):
         return networks
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse an address that others cannot connect to."""
-        if self.address.is_unspecified:
+        """Refuse a site that others cannot reach."""
+        if self.listen is None and not self.relays:
+            raise ConfigError(
+                "A site needs an address where others reach it: listen = HOST:PORT (--listen"
+                " HOST:PORT), or, without an open port, relays = [...] (--relay wss://HOST:PORT).",
+                key="listen",
+            )
+        if self.listen is None and self.advertise is not None:
+            raise ConfigError(
+                f"advertise is {self.advertise}, but the site listens nowhere; set listen ="
+                " HOST:PORT, or omit advertise.",
+                key="advertise",
+            )
+        if self.address is not None and self.address.is_unspecified:
             raise ConfigError(
                 f"Other sites cannot connect to {self.address}; set the address where they reach"
                 " this site: advertise = HOST:PORT (--advertise HOST:PORT).",
@@ -134,14 +171,25 @@ class SiteInfo(Settings):
         return any(ip in ipaddress.ip_network(network) for network in self.allow_networks)
 
     @property
-    def listen_address(self) -> Address:
-        """The address to listen on."""
-        return Address.parse(self.listen)
+    def listen_address(self) -> Address | None:
+        """The address to listen on; None if it is reached by relays alone."""
+        return Address.parse(self.listen) if self.listen else None
 
     @property
-    def address(self) -> Address:
-        """The address where others reach the site."""
-        return Address.parse(self.advertise or self.listen)
+    def address(self) -> Address | None:
+        """The address where others connect to the site; None if it is reached by relays alone."""
+        place = self.advertise or self.listen
+        return Address.parse(place) if place else None
+
+    @property
+    def relay_addresses(self) -> tuple[RelayAddress, ...]:
+        """The relays by which others reach the site."""
+        return parse_relays(" ".join(self.relays))
+
+    @property
+    def reach(self) -> str:
+        """Its address and its relays, for people."""
+        return reach_text(self.address, self.relay_addresses)
 
 
 @dataclass(frozen=True)
@@ -219,7 +267,14 @@ class Site:
 
     def invite(self) -> Invite:
         """The invite that another site needs to accept this one."""
-        return Invite(self.info.federation, self.name, self.info.address, self.identity.certificate)
+        info = self.info
+        return Invite(
+            info.federation,
+            self.name,
+            info.address,
+            self.identity.certificate,
+            info.relay_addresses,
+        )
 
     @cached_property
     def spec_changes(self) -> SpecChangesFile:

@@ -8,6 +8,7 @@ from cryptography import x509
 from dispfl.errors import DispflError
 from dispfl.peer.clocks import wrong_clock
 from dispfl.peer.membership import sync
+from dispfl.peer.membership.address import RelayAddress
 from dispfl.peer.membership.audit_log import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
 from dispfl.peer.membership.member_list import MemberList
@@ -18,6 +19,7 @@ from dispfl.peer.site import Site
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
+from dispfl.peer.transport.relay_client import RelayClient, RelayState
 from dispfl.wire.codec import HEADER
 from dispfl.wire.tensors import max_tensor_bytes
 
@@ -55,6 +57,15 @@ class SiteNetwork:
         tensor_bytes = max_tensor_bytes(setup.run.tensors)
         largest_response = largest_request + value_bytes + tensor_bytes
         max_response = {"sync": sync.MAX_BODY_BYTES, "model": largest_response}
+        self.relays = RelayClient(
+            site.identity,
+            limits,
+            relays_of=membership.relays,
+            fingerprint_of=membership.fingerprint,
+            own=site.info.relay_addresses,
+            ca_bundle=site.info.ca_bundle,
+            may_connect=site.info.may_connect,
+        )
         self.transport = HttpsTransport(
             site.name,
             site.info.listen_address,
@@ -67,6 +78,7 @@ class SiteNetwork:
             limits=limits,
             guard=guard,
             may_connect=site.info.may_connect,
+            relays=self.relays,
         )
 
     @property
@@ -77,6 +89,25 @@ class SiteNetwork:
             "sent": sum(counter.sent for counter in counters),
             "received": sum(counter.received for counter in counters),
         }
+
+    def relay_problems(self) -> dict[str, str | None]:
+        """By relay of this site: why others do not reach it there; None if they do."""
+        problems = {}
+        for relay, state in self.relays.states.items():
+            problem = None if state.is_connected else state.problem or "not connected yet"
+            problems[f"wss://{relay.address}"] = problem
+        return problems
+
+    def log_relays(self, ctx: NodeContext) -> None:
+        """Log when others begin to reach this site by a relay, and when they no longer do."""
+
+        def log(relay: RelayAddress, state: RelayState) -> None:
+            fields: dict[str, object] = {"relay": f"wss://{relay.address}"}
+            if state.problem is not None:
+                fields["detail"] = state.problem
+            ctx.log("relay" if state.is_connected else "relay lost", fields)
+
+        self.relays.on_change = log
 
     async def follow_members(self) -> None:
         """Trust certificates that were accepted since the last call, and only current ones."""

@@ -56,6 +56,8 @@ class Refusal(StrEnum):
     """All connections of the member, or of the listener, are in use."""
     SLOW = "slow"
     """A handshake, a header or a transfer took too long."""
+    NOT_CONNECTED = "not-connected"
+    """The called site is not connected to the relay."""
     TOO_LONG = "too-long"
     """A header or a body exceeds its limit."""
     MALFORMED = "malformed"

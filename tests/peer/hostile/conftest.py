@@ -157,7 +157,9 @@ class AttackedFederation:
 
     async def connect(self, peer: str, context: ssl.SSLContext | None = None) -> Streams:
         """Open a connection to a peer, with or without TLS."""
-        return await asyncio.open_connection(*self.sites[peer].info.listen_address, ssl=context)
+        where = self.sites[peer].info.listen_address
+        assert where is not None
+        return await asyncio.open_connection(*where, ssl=context)
 
     async def send_raw(
         self, peer: str, content: bytes, context: ssl.SSLContext | None = None

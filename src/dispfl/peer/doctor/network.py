@@ -24,6 +24,7 @@ from dispfl.peer.doctor.findings import (
     ok,
     warning,
 )
+from dispfl.peer.doctor.relays import check_relays
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import is_current, server_context
 from dispfl.peer.membership.member_list import Member
@@ -78,6 +79,8 @@ class Answers:
     """By member: seconds that its clock is ahead of ours."""
     callers: set[str] = field(default_factory=set)
     """Members that connected to us meanwhile."""
+    routes: dict[str, str] = field(default_factory=dict)
+    """By member: "direct", or the relay by which it was reached."""
 
     @property
     def reached(self) -> set[str]:
@@ -95,6 +98,7 @@ def check_network(
     t = status.get("round")
     if not isinstance(t, int):
         t = 0
+    yield from asyncio.run(relay_findings(site, config, running=running))
     port, answers = asyncio.run(ask_members(site, setup, config, names, t, running=running))
     yield port
     if not members:
@@ -119,6 +123,11 @@ def check_network(
         if finding.level != Level.OK:
             yield replace(finding, text=f"its certificate is {finding.text}")
         yield check_member(member, answers, peers.get(member.name, {}), running)
+
+
+async def relay_findings(site: Site, config: SiteConfig, *, running: bool) -> list[Finding]:
+    """Check the site's own relays, and the proxy that leads to them."""
+    return [finding async for finding in check_relays(site, config.limits, running=running)]
 
 
 async def ask_members(
@@ -156,6 +165,9 @@ async def ask_members(
                 seconds_ahead = network.transport.clock_ahead(name)
                 if seconds_ahead is not None:
                     answers.ahead[name] = seconds_ahead
+                route = network.transport.route(name)
+                if route is not None:
+                    answers.routes[name] = route
                 peer = ctx.status.peers[name]
                 if peer.replies:
                     answers.replied.add(name)
@@ -184,8 +196,11 @@ async def _listening(
     Callers see a connection that breaks.
     """
     where = site.info.listen_address
+    if where is None:
+        yield ok("port", "none is needed: others reach this site by its relays")
+        return
     if running:
-        yield await _running_port(site)
+        yield await _running_port(where)
         return
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,9 +227,8 @@ async def _listening(
         yield ok("port", f"{where} is free; the node can listen on it")
 
 
-async def _running_port(site: Site) -> Finding:
+async def _running_port(where: Address) -> Finding:
     """Check whether the running node accepts connections."""
-    where = site.info.listen_address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -230,6 +244,8 @@ def check_address(site: Site, members: Sequence[Member]) -> Finding:
     """Check that the advertised address resolves, and that we listen on its address family."""
     where = site.info.address
     listen = site.info.listen_address
+    if where is None or listen is None:
+        return ok("address", f"others reach this site by {site.info.reach}")
     try:
         address_infos = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
     except OSError as problem:
@@ -311,7 +327,7 @@ def check_member(
     """Check whether we reach a member, and it us."""
     name = member.name
     where = member.address
-    if where is None:  # on a roster, and not announced yet
+    if where is None and not member.relays:  # on a roster, and not announced yet
         advice = "Normal until one of the others knows it; its node must have run once."
         return warning(name, "its address is not known yet", advice)
     if name not in answers.reached:
@@ -319,13 +335,15 @@ def check_member(
         return warning(name, text, _advice(text, name, where))
     if name not in answers.replied and name not in answers.mismatches:
         return failure(name, f"it refuses us: {answers.problems.get(name)}", f"Call {name}.")
+    route = answers.routes.get(name, "direct")
+    how = f"reached at {where}" if route == "direct" else f"reached by {route}"
     if name in answers.callers:
-        return ok(name, f"reached at {where}, and it reaches us")
+        return ok(name, f"{how}, and it reaches us")
     last_request = status.get("last_request")
     if running and isinstance(last_request, int | float):
         age = duration(max(0.0, time.time() - last_request))
-        return ok(name, f"reached at {where}, and its last request came {age} ago")
-    text = f"reached at {where}; that it reaches us is not certain: "
+        return ok(name, f"{how}, and its last request came {age} ago")
+    text = f"{how}; that it reaches us is not certain: "
     if running:
         text += "it has sent no request since our node started"
         advice = (
@@ -337,9 +355,11 @@ def check_member(
     return warning(name, text, "Run doctor again while our node runs.")
 
 
-def _advice(problem: str, name: str, where: Address) -> str:
+def _advice(problem: str, name: str, where: Address | None) -> str:
     if "certificate" in problem and "accepted" in problem:
         return f"Has {name} accepted our invite? Compare fingerprints by phone."
+    if where is None:
+        return f"Does {name} run? If so, `dispfl peer status` there says what its relays say."
     return f"Does {name} run? If so, is its port open? Try: nc -vz {where.host} {where.port}"
 
 

@@ -1,7 +1,8 @@
-"""Network addresses of sites."""
+"""Network addresses of sites, and of the relays by which they are reached."""
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dispfl.errors import ConfigError
@@ -11,6 +12,10 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 # be a zone there.
 _ZONE = re.compile(r"(?=.{1,15}\Z)(?!25)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_CHARS = 300
+_RELAY = re.compile(r"wss://([^/?#@\s]+)/?(?:#sha256=([0-9A-Fa-f]{64}))?")
+_HTTPS_PORT = 443
+MAX_RELAYS = 4
+"""Relays of one site."""
 
 
 class Address(NamedTuple):
@@ -51,6 +56,62 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
+
+
+class RelayAddress(NamedTuple):
+    """Where a relay is, and the fingerprint of its certificate if it has made that itself."""
+
+    host: str
+    port: int
+    fingerprint: str | None = None
+    """SHA-256 of the certificate, in hexadecimal; None if a public authority has signed it."""
+
+    @classmethod
+    def parse(cls, text: str) -> "RelayAddress":
+        """Parse `wss://relay.example.org`, with `:PORT` and `#sha256=FINGERPRINT` if needed."""
+        match = _RELAY.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
+        if match is None:
+            raise ConfigError(
+                f"A relay is wss://HOST:PORT or wss://HOST:PORT#sha256=FINGERPRINT, got"
+                f" {text[:_MAX_CHARS]!r}; copy the line that `dispfl relay` prints."
+            )
+        authority = match[1]
+        has_port = re.search(r":[0-9]*$", authority) and not authority.endswith("]")
+        if not has_port:
+            authority = f"{authority}:{_HTTPS_PORT}"
+        host, port = Address.parse(authority)
+        return cls(host.lower(), port, match[2].lower() if match[2] else None)
+
+    @property
+    def address(self) -> Address:
+        """Host and port, which also name the relay in what is signed for it."""
+        return Address(self.host, self.port)
+
+    def __str__(self) -> str:
+        text = f"wss://{self.address}"
+        return f"{text}#sha256={self.fingerprint}" if self.fingerprint else text
+
+
+def parse_relays(text: str) -> tuple[RelayAddress, ...]:
+    """Parse the relays of a record or an invite, which are separated by spaces."""
+    relays = tuple(map(RelayAddress.parse, text.split()))
+    if len(relays) > MAX_RELAYS:
+        raise ConfigError(f"A site has at most {MAX_RELAYS} relays, got {len(relays)}.")
+    if any(relay.address.is_unspecified for relay in relays):
+        raise ConfigError(f"Nobody can connect to the relay in {text[:_MAX_CHARS]!r}.")
+    return relays
+
+
+def relays_text(relays: Iterable[RelayAddress]) -> str:
+    """Write relays as `parse_relays` reads them."""
+    return " ".join(map(str, relays))
+
+
+def reach_text(address: Address | None, relays: Iterable[RelayAddress]) -> str:
+    """`bob.example.org:7600, wss://relay.example.org:443`: how a site is reached, for people."""
+    places = [str(address)] if address else []
+    places += [f"wss://{relay.address}" for relay in relays]
+    return ", ".join(places)
 
 
 def _host(host: str, text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dispfl.errors import RunError
 from dispfl.files import append_durably, open_regular, read_regular
+from dispfl.peer.membership.address import reach_text
 from dispfl.peer.membership.member_list import Member, MemberList
 from dispfl.peer.membership.roster import Roster
 
@@ -62,7 +63,7 @@ def _roster_changes(before: MemberList, after: MemberList, roster: Roster) -> It
 
 
 def _member_changes(before: Member | None, after: Member) -> Iterator[Change]:
-    address = {"address": str(after.address)}
+    address = {"address": _place(after)}
     if before is None:
         yield Change(after.state, after.name, after.fingerprint, address)
         return
@@ -72,9 +73,13 @@ def _member_changes(before: Member | None, after: Member) -> Iterator[Change]:
         yield Change(event, after.name, after.fingerprint)
     elif after.fingerprint != before.fingerprint:
         yield Change("rotated", after.name, after.fingerprint, {"before": before.fingerprint})
-    if after.address != before.address:
-        addresses = {**address, "before": str(before.address)}
+    if (after.address, after.relays) != (before.address, before.relays):
+        addresses = {**address, "before": _place(before)}
         yield Change("address changed", after.name, after.fingerprint, addresses)
+
+
+def _place(member: Member) -> str:
+    return reach_text(member.address, member.relays) or "None"
 
 
 def limited(changes: Iterable[Change], address_changes: Counter[str]) -> Iterator[Change]:

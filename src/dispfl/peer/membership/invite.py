@@ -1,7 +1,8 @@
 """Invites: what another site needs to accept this one, as one string for mail or chat.
 
     dispfl1-BASE64URL    federation, name, address and certificate (DER), each after its length (2
-                         bytes), and a checksum
+                         bytes), and a checksum; for a site with relays, these as a fifth field,
+                         and an empty address if it has none
 
 The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints
 for that.
@@ -17,7 +18,13 @@ from cryptography import x509
 
 from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, DispflError
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import (
+    Address,
+    RelayAddress,
+    parse_relays,
+    reach_text,
+    relays_text,
+)
 from dispfl.peer.membership.identity import (
     IdentityError,
     common_name,
@@ -42,21 +49,30 @@ class Invite:
 
     federation: str
     name: str
-    address: Address
+    address: Address | None
+    """None if it is reached by relays alone."""
     certificate: x509.Certificate
+    relays: tuple[RelayAddress, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the certificate."""
         return fingerprint(der(self.certificate))
 
+    @property
+    def reach(self) -> str:
+        """Its address and its relays, for people."""
+        return reach_text(self.address, self.relays)
+
     def __str__(self) -> str:
-        fields = (
+        fields = [
             self.federation.encode(),
             self.name.encode(),
-            str(self.address).encode(),
+            str(self.address or "").encode(),
             der(self.certificate),
-        )
+        ]
+        if self.relays:
+            fields.append(relays_text(self.relays).encode())
         content = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
         return PREFIX + _to_text(content + _checksum(content))
 
@@ -65,21 +81,25 @@ class Invite:
         """Parse an invite, ignoring whitespace; raise `InviteError` if it is invalid."""
         content = _content("".join(text.split()))
         fields = _fields(content)
-        if len(fields) != 4:
+        if len(fields) not in (4, 5):
             raise InviteError(f"The invite has {len(fields)} fields instead of 4. {_COPY_AGAIN}")
         try:
             federation, name, address = (field.decode("ascii") for field in fields[:3])
+            relays = parse_relays(fields[4].decode("ascii")) if len(fields) == 5 else ()
             certificate = read_certificate(fields[3])
             check_name("The name of a federation", federation)
             check_name("The name in an invite", name)
-            invite = cls(federation, name, Address.parse(address), certificate)
+            place = None
+            if address or not relays:
+                place = Address.parse(address)
+            invite = cls(federation, name, place, certificate, relays)
         except (UnicodeDecodeError, ConfigError, IdentityError) as problem:
             raise InviteError(f"The invite is invalid: {problem}") from None
         if common_name(certificate) != name:
             raise InviteError(
                 f"The invite is for {name}, but its certificate names {common_name(certificate)}."
             )
-        if invite.address.is_unspecified:
+        if invite.address is not None and invite.address.is_unspecified:
             raise InviteError(
                 f"The address {invite.address} is not reachable from other machines; run `dispfl"
                 f" peer init` at {name} with --advertise."

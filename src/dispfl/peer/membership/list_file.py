@@ -46,7 +46,7 @@ from dispfl.files import (
     read_regular,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, relays_text
 from dispfl.peer.membership.audit_log import (
     Change,
     append_audit,
@@ -392,6 +392,7 @@ def _entry(member: Member) -> dict[str, Any]:
         "state": member.state,
         "by": member.by,
         "address": str(member.address) if member.address else None,
+        "relays": relays_text(member.relays),
         "certificate": base64.b64encode(der(member.certificate)).decode(),
         "retired": list(member.retired),
         "rotated": member.rotated,
@@ -414,7 +415,9 @@ def _member(entry: Mapping[str, Any], problems: list[str]) -> Member:
     if common_name(certificate) != name:
         raise ValueError(f"the entry of {name} has the certificate of {common_name(certificate)}")
     address = record = None
+    relays: tuple[RelayAddress, ...] = ()
     try:
+        relays = parse_relays(str(entry.get("relays", "")))
         address = Address.parse(entry["address"]) if entry["address"] else None
     except DispflError as problem:
         problems.append(f"The address of {name} is not used: {_short(problem)}")
@@ -432,6 +435,7 @@ def _member(entry: Mapping[str, Any], problems: list[str]) -> Member:
         retired=tuple(map(str, entry["retired"])),
         rotated=float(entry["rotated"]),
         replaces=str(entry["replaces"]),
+        relays=relays,
     )
 
 

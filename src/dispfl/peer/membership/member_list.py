@@ -10,7 +10,7 @@ from typing import Literal
 
 from cryptography import x509
 
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress
 from dispfl.peer.membership.identity import der, descends_from, fingerprint, key_digest
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.records import MemberRecord
@@ -33,7 +33,8 @@ class Member:
 
     name: str
     address: Address | None
-    """None if it is not valid any more; the member's next record has another."""
+    """None if it is reached by relays alone, or if it is not valid any more: the member's next
+    record has another."""
     certificate: x509.Certificate
     """The pinned certificate."""
     state: State = "accepted"
@@ -48,6 +49,24 @@ class Member:
     """When it last replaced its key, as Unix time."""
     replaces: str = ""
     """While it is pending: the digest of the key that is retired once this one is confirmed."""
+    relays: tuple[RelayAddress, ...] = ()
+    """The relays by which it is reached."""
+
+    @classmethod
+    def invited(
+        cls,
+        invite: Invite,
+        state: State = "accepted",
+        by: Literal["hand", "roster"] = "hand",
+    ) -> "Member":
+        """A new member, as its invite describes it."""
+        return cls(
+            invite.name, invite.address, invite.certificate, state, by=by, relays=invite.relays
+        )
+
+    def at(self, place: "Invite | MemberRecord") -> "Member":
+        """The member at the address and the relays of a newer invite or record."""
+        return replace(self, address=place.address, relays=place.relays)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,7 +166,7 @@ class MemberList:
         current = self.members.get(invite.name)
         if current is None:
             state: State = "accepted" if confirmed else "pending"
-            return self.with_member(Member(invite.name, invite.address, invite.certificate, state))
+            return self.with_member(Member.invited(invite, state))
 
         if key_digest(invite.certificate) in current.retired:
             advice = "Ask it for a new invite."
@@ -171,7 +190,7 @@ class MemberList:
         else:
             member = current.proposed(invite.certificate)
         record = current.record if is_same_site else None
-        return self.with_member(replace(member, address=invite.address, record=record, by="hand"))
+        return self.with_member(replace(member.at(invite), record=record, by="hand"))
 
     def with_certificate(
         self, name: str, chain: Sequence[x509.Certificate], now: float
@@ -208,7 +227,7 @@ class MemberList:
                 f"The record of {record.name} does not have the accepted certificate.",
             )
         rotated = member.after_rotation(record.chain, now)
-        return self.with_member(replace(rotated, address=record.address, record=record))
+        return self.with_member(replace(rotated.at(record), record=record))
 
     def with_roster(self, roster: Roster, name: str) -> "MemberList":
         """Apply a verified roster as the site `name`: accept its members, revoke removed ones."""
@@ -261,16 +280,18 @@ class MemberList:
 def _listed(member: Member | None, invite: Invite) -> Member:
     """The entry of a member that the roster lists."""
     if member is None:
-        return Member(invite.name, invite.address, invite.certificate, by="roster")
+        return Member.invited(invite, by="roster")
     if member.state == "revoked" and member.by == "hand":  # the operator refuses it, with any key
         return member
     if not member.follows(invite.certificate):  # the administrators have replaced the site
         member = replace(member.with_key([invite.certificate]), replaces="")
-        return replace(member, address=invite.address, state="accepted", record=None, by="roster")
+        return replace(member.at(invite), state="accepted", record=None, by="roster")
     has_rotated_since = key_digest(invite.certificate) in member.retired
     if not has_rotated_since:
         member = member.with_key([invite.certificate])
-    return replace(member.confirmed(), address=member.address or invite.address, by="roster")
+    member = replace(member.confirmed(), by="roster")
+    is_reachable = member.address is not None or member.relays
+    return member if is_reachable else member.at(invite)
 
 
 Edit = Callable[[MemberList], MemberList]

@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography import x509
 
 from dispfl.errors import ConfigError, MessageError
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress
 from dispfl.peer.membership.audit_log import operator
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
@@ -282,10 +282,11 @@ class MembersFile:
     def announce(
         self,
         identity: Identity,
-        address: Address,
+        address: Address | None,
         density: float,
         first_round: int,
         *,
+        relays: tuple[RelayAddress, ...] = (),
         again: bool = False,
     ) -> MemberRecord:
         """Return this site's record, signed again if its content has changed, or if `again`.
@@ -299,7 +300,7 @@ class MembersFile:
             # The clock makes serials increase even after an old backup was restored.
             serial = max(next_serial, int(self._clock()))
             record = MemberRecord.sign(
-                identity, self.federation, address, density, first_round, serial
+                identity, self.federation, address, density, first_round, serial, relays
             )
             if record.same_content(member_list.own) and not again:
                 return member_list

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dispfl.core.names import check_name
 from dispfl.errors import ConfigError
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, relays_text
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
@@ -36,6 +36,8 @@ from dispfl.wire.refusals import Refusal, refuse
 
 _PURPOSE = b"dispfl member record 1\n"
 _FIELDS = ("federation", "name", "address", "fingerprint", "density", "first_round", "serial")
+_RELAYS = "relays"
+"""A field that only the record of a site with relays has."""
 _MAX_NUMBER = 2**53  # larger integers are not portable in JSON
 _MAX_TEXT_CHARS = 8192
 
@@ -46,7 +48,8 @@ class MemberRecord:
 
     federation: str
     name: str
-    address: Address
+    address: Address | None
+    """None if it is reached by relays alone."""
     density: float
     first_round: int
     serial: int
@@ -54,6 +57,8 @@ class MemberRecord:
     chain: tuple[x509.Certificate, ...]
     """The member's certificate and the earlier ones."""
     signature: bytes = b""
+    relays: tuple[RelayAddress, ...] = ()
+    """The relays by which it is reached, if its address does not do."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,14 +75,22 @@ class MemberRecord:
         cls,
         identity: Identity,
         federation: str,
-        address: Address,
+        address: Address | None,
         density: float,
         first_round: int,
         serial: int,
+        relays: tuple[RelayAddress, ...] = (),
     ) -> "MemberRecord":
         """Create and sign the record of a site."""
         unsigned = cls(
-            federation, identity.name, address, float(density), first_round, serial, identity.chain
+            federation,
+            identity.name,
+            address,
+            float(density),
+            first_round,
+            serial,
+            identity.chain,
+            relays=relays,
         )
         return replace(unsigned, signature=identity.sign(unsigned._signed()))
 
@@ -129,20 +142,23 @@ class MemberRecord:
         """Parse a record without verifying it; raise `MessageError` if a field is invalid."""
         try:
             content, chain, signature = _split(untrusted)
+            relays = parse_relays(_text(content.get(_RELAYS, "")))
             record = cls(
                 federation=check_name("The federation of a record", _text(content["federation"])),
                 name=check_name("The name in a record", _text(content["name"])),
-                address=Address.parse(_text(content["address"])),
+                address=_address(_text(content["address"]), relays),
                 density=_fraction(content["density"]),
                 first_round=whole_number("first_round", content["first_round"], 0, _MAX_NUMBER),
                 serial=whole_number("serial", content["serial"], 0, _MAX_NUMBER),
                 chain=chain,
                 signature=signature,
+                relays=relays,
             )
         except (ConfigError, IdentityError, ValueError) as problem:
             refuse(Refusal.MALFORMED, f"A member record is invalid: {problem}")
         is_consistent = record._content() == content  # not with a wrong fingerprint, for example
-        if record.address.is_unspecified or not is_consistent:
+        is_unspecified = record.address is not None and record.address.is_unspecified
+        if is_unspecified or not is_consistent:
             refuse(Refusal.MALFORMED, f"The record of {record.name} has an invalid field.")
         if common_name(chain[0]) != record.name:
             refuse(
@@ -152,15 +168,18 @@ class MemberRecord:
         return record
 
     def _content(self) -> dict[str, JSON]:
-        return {
+        content: dict[str, JSON] = {
             "federation": self.federation,
             "name": self.name,
-            "address": str(self.address),
+            "address": str(self.address) if self.address else "",
             "fingerprint": self.fingerprint,
             "density": self.density,
             "first_round": self.first_round,
             "serial": self.serial,
         }
+        if self.relays:
+            content[_RELAYS] = relays_text(self.relays)
+        return content
 
     @cached_property
     def _certificates(self) -> list[JSON]:
@@ -201,12 +220,19 @@ def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ..
         raise ValueError("it must have the fields record, chain and signature.")
     content = record["record"]
     chain = record["chain"]
-    if not isinstance(content, dict) or content.keys() != set(_FIELDS):
+    if not isinstance(content, dict) or content.keys() - {_RELAYS} != set(_FIELDS):
         raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
     if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
         raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
     certificates = tuple(read_certificate(from_text(text)) for text in chain)
     return content, certificates, from_text(record["signature"])
+
+
+def _address(text: str, relays: tuple[RelayAddress, ...]) -> Address | None:
+    """The address in a record, which only a site with relays may leave empty."""
+    if not text and relays:
+        return None
+    return Address.parse(text)
 
 
 def _text(value: JSON) -> str:

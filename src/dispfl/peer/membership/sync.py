@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError, MessageError, RunError
 from dispfl.methods.base import Method
+from dispfl.peer.membership.address import RelayAddress
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.records import record_digest
 from dispfl.peer.membership.roster import MAX_ROSTER_BYTES, Roster
@@ -284,7 +285,10 @@ class SiteMembership:
 
     def join(self, t: int) -> None:
         """Announce that this site takes part from round t."""
-        self._site.members.announce(self._site.identity, self._site.info.address, self._density, t)
+        info = self._site.info
+        self._site.members.announce(
+            self._site.identity, info.address, self._density, t, relays=info.relay_addresses
+        )
 
     def records(self) -> list[JSON]:
         """Signed records of this site, first, and its members; the same object until they
@@ -334,13 +338,25 @@ class SiteMembership:
             return f"Version {roster.version} of the roster does not list {member.name} any more."
         return f"{member.name} was revoked by {self._site.name}."
 
-    def address(self, name: str) -> tuple[str, int]:
-        """Return the address of an accepted member."""
-        member = self._site.members.get(name)
-        if member is None or member.state != "accepted":
-            raise Refused(Refusal.NOT_A_MEMBER, f"{name} is not accepted by {self._site.name}.")
-        if member.address is None:
+    def address(self, name: str) -> tuple[str, int] | None:
+        """Return the address of an accepted member; None if it is reached by relays alone."""
+        member = self._accepted(name)
+        if member.address is None and not member.relays:
             raise Refused(
                 Refusal.NOT_A_MEMBER, f"{name} has no usable address; accept its invite again."
             )
         return member.address
+
+    def relays(self, name: str) -> tuple[RelayAddress, ...]:
+        """Return the relays of an accepted member."""
+        return self._accepted(name).relays
+
+    def fingerprint(self, name: str) -> str:
+        """Return the fingerprint of an accepted member's certificate."""
+        return self._accepted(name).fingerprint
+
+    def _accepted(self, name: str) -> Member:
+        member = self._site.members.get(name)
+        if member is None or member.state != "accepted":
+            raise Refused(Refusal.NOT_A_MEMBER, f"{name} is not accepted by {self._site.name}.")
+        return member

@@ -31,6 +31,8 @@ class PeerStatus:
     """When its last request or response arrived, by the event loop's clock."""
     last_request: float | None = None
     """When its last request arrived, by the same clock: then it could reach us."""
+    route: str | None = None
+    """How our last request reached it: "direct", or the address of a relay."""
     replies: int = 0
     """Responses to our requests, of any kind."""
     answered: int = 0

@@ -48,6 +48,8 @@ class Limits(Settings):
     """Consecutive attempts without progress after which a broken transfer is given up."""
     backoff: float = Field(default=0.1, ge=0)
     """Seconds before a broken transfer is resumed, doubled after each failed attempt."""
+    relay_timeout: float = Field(default=30.0, ge=0)
+    """Seconds after which a transfer by a relay that broke is given up: a relay may restart."""
     keepalive_timeout: float = Field(default=600.0, gt=0)
     """Seconds that an idle connection is kept open for the next round."""
     shutdown_grace: float = Field(default=1.0, ge=0)

@@ -16,6 +16,7 @@ digest, and the server sends the rest.
 import asyncio
 import email.utils
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
 
 from dispfl.peer.transport import http
@@ -25,35 +26,41 @@ from dispfl.peer.transport.http import Identify, Limits, PartialBody, TransportC
 from dispfl.peer.transport.https_client import AttemptError, PeerConnections
 from dispfl.peer.transport.https_server import HttpHandler
 from dispfl.peer.transport.listener import Listener, wait_until
+from dispfl.peer.transport.relay_client import RelayClient
+from dispfl.peer.transport.routes import Routes, route_text
 
 _MIN_PROGRESS = 64 * 1024
 """Bytes that an attempt must transfer to reset the count of failed attempts."""
+_MAX_BACKOFF = 2.0
+"""Most seconds before a broken transfer is resumed."""
 
 
 class HttpsTransport:
     """A `Transport` over HTTPS.
 
     `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate
-    to a member; `address` returns the address of a member; `max_request` and `max_response` limit
-    the size of a body by request kind; `may_connect` decides about the IP address of every outgoing
-    connection. If the handler uses the same `guard`, offences against the transport and the handler
-    are counted together.
+    to a member; `address` returns the address of a member, None if it has only relays;
+    `max_request` and `max_response` limit the size of a body by request kind; `may_connect` decides
+    about the IP address of every outgoing connection. If the handler uses the same `guard`,
+    offences against the transport and the handler are counted together. Without `listen`, other
+    sites connect by `relays` alone.
     """
 
     def __init__(
         self,
         name: str,
-        listen: tuple[str, int],
+        listen: tuple[str, int] | None,
         *,
         client: ssl.SSLContext,
         server: ssl.SSLContext,
         identify: Identify,
-        address: Callable[[str], tuple[str, int]],
+        address: Callable[[str], tuple[str, int] | None],
         max_request: Callable[[str], int],
         max_response: Callable[[str], int],
         limits: Limits | None = None,
         guard: RequestGuard | None = None,
         may_connect: Callable[[str], bool] = lambda ip: True,
+        relays: RelayClient | None = None,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
@@ -67,7 +74,9 @@ class HttpsTransport:
         self._max_request = max_request
         self._max_response = max_response
         self._may_connect = may_connect
+        self.relays = relays
         self._peers: dict[str, PeerConnections] = {}
+        self._routes: dict[str, Routes] = defaultdict(Routes)
         self._listener: Listener | None = None
         self._pending_requests = 0
         self._is_closed = False
@@ -77,7 +86,9 @@ class HttpsTransport:
     @property
     def port(self) -> int:
         """The port it listens on, chosen by the system if 0 was given."""
-        return self._listener.port if self._listener else self._listen[1]
+        if self._listener:
+            return self._listener.port
+        return self._listen[1] if self._listen else 0
 
     def clock_ahead(self, peer: str) -> float | None:
         """Seconds that a peer's clock was ahead of ours in its last response; None if unknown."""
@@ -88,6 +99,10 @@ class HttpsTransport:
             return email.utils.parsedate_to_datetime(date).timestamp() - arrived
         except (ValueError, TypeError, OverflowError):
             return None
+
+    def route(self, peer: str) -> str | None:
+        """How a peer was last reached: "direct", or the address of a relay; None if it was not."""
+        return route_text(self._routes[peer].current)
 
     async def serve(self, handler: Handler) -> None:
         """Start listening; return once connections are accepted."""
@@ -103,7 +118,10 @@ class HttpsTransport:
         self._listener = Listener(
             self._server, http_handler, self.limits, self.counters, self.guard.addresses
         )
-        await self._listener.open(*self._listen)
+        if self._listen:
+            await self._listener.open(*self._listen)
+        if self.relays:
+            self.relays.accept_calls(self._listener.adopt)
         self.is_serving = True
 
     async def request(self, peer: str, request: Request) -> Response:
@@ -138,6 +156,8 @@ class HttpsTransport:
             await self._listener.close()
         for connections in closing:
             await connections.close()
+        if self.relays:
+            await self.relays.close()
 
         def is_done() -> bool:
             has_sockets = any(connections.sockets for connections in closing)
@@ -150,6 +170,8 @@ class HttpsTransport:
         max_response = self._max_response(request.kind)
         partial = PartialBody()
         failures = 0
+        clock = asyncio.get_running_loop().time
+        last_progress = clock()
         while True:
             length_before = partial.length
             try:
@@ -161,9 +183,16 @@ class HttpsTransport:
                 failures += 1
                 if partial.length - length_before >= _MIN_PROGRESS:
                     failures = 0
-                if not partial.length or failures >= self.limits.max_attempts or self._is_closed:
+                    last_progress = clock()
+                is_last = failures >= self.limits.max_attempts
+                if is_last and self._is_relayed(peer):  # the relay may be restarting
+                    is_last = clock() - last_progress > self.limits.relay_timeout
+                if not partial.length or is_last or self._is_closed:
                     raise Unreachable(peer, str(broken)) from broken
-            await asyncio.sleep(self.limits.backoff * 2**failures)
+            await asyncio.sleep(min(self.limits.backoff * 2**failures, _MAX_BACKOFF))
+
+    def _is_relayed(self, peer: str) -> bool:
+        return self.relays is not None and bool(self.relays.relays_of(peer))
 
     def _connections_to(self, peer: str) -> PeerConnections:
         if self._is_closed:
@@ -171,6 +200,13 @@ class HttpsTransport:
         if peer not in self._peers:
             counter = self.counters.counter(peer)
             self._peers[peer] = PeerConnections(
-                peer, self._client, self._identify, self.limits, counter, self._may_connect
+                peer,
+                self._client,
+                self._identify,
+                self.limits,
+                counter,
+                self._routes[peer],
+                self._may_connect,
+                self.relays,
             )
         return self._peers[peer]

@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.address import Address, RelayAddress
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Refused, Request, Response
 from dispfl.peer.transport.http import (
@@ -34,10 +34,18 @@ from dispfl.peer.transport.http import (
     stall_timeout,
 )
 from dispfl.peer.transport.https_server import HEADER_NAME, STATUS_REFUSED
+from dispfl.peer.transport.relay_client import RelayClient, RelayError
+from dispfl.peer.transport.routes import Route, Routes, route_text
 from dispfl.wire.refusals import Refusal
 
 _SMALL_BODY = 64 * 1024
 """A larger body is sent only after the server has accepted the header (`Expect: 100-continue`)."""
+
+_NOWHERE = Address("relay.invalid", 443)
+"""Stands in URLs for a peer that is reached by relays alone."""
+
+_DIRECT_SECONDS = 3.0
+"""Seconds for a direct connection to a peer that is reached by relays as well."""
 
 _MAX_UNREAD = 2
 """Responses of one connection that may wait to be read."""
@@ -45,6 +53,10 @@ _MAX_UNREAD = 2
 
 class AttemptError(Exception):
     """A failed attempt; the message states the reason and follows the peer's name."""
+
+
+class _RouteError(Exception):
+    """One way to a peer that has failed: which, and why."""
 
 
 class PeerConnections:
@@ -57,9 +69,13 @@ class PeerConnections:
         identify: Identify,
         limits: Limits,
         counter: ByteCounter,
+        routes: Routes,
         may_connect: Callable[[str], bool] = lambda ip: True,
+        relays: RelayClient | None = None,
     ) -> None:
         self.name = name
+        self.routes = routes
+        self._relays = relays
         self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}
         """Open sockets by file descriptor."""
@@ -69,7 +85,7 @@ class PeerConnections:
         self._counter = counter
         self._slots = asyncio.Semaphore(limits.max_connections_to_peer)
         self._session = aiohttp.ClientSession(
-            connector=_PinnedConnector(name, identify, context, limits, self._make_socket),
+            connector=_PinnedConnector(self, identify, context, limits),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_timeout),
             auto_decompress=False,
@@ -81,19 +97,48 @@ class PeerConnections:
         """Close all connections, also those in use."""
         await self._session.close()
 
+    def relays(self) -> Sequence[RelayAddress]:
+        """The relays by which the peer is reached."""
+        return self._relays.relays_of(self.name) if self._relays else ()
+
+    async def call(self, relay: RelayAddress) -> CountingSocket:
+        """Return a connection by a relay; raise `RelayError`."""
+        assert self._relays is not None
+        raw_socket = await self._relays.call(relay, self._relays.fingerprint_of(self.name))
+        sock = CountingSocket(
+            raw_socket.family,
+            raw_socket.type,
+            raw_socket.proto,
+            raw_socket.detach(),
+            counter=self._counter,
+            on_close=self._forget,
+        )
+        sock.setblocking(False)
+        self.sockets[sock.fileno()] = sock
+        return sock
+
     async def attempt(
-        self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody
+        self, address: tuple[str, int] | None, request: Request, limit: int, partial: PartialBody
     ) -> Response:
         """Return the response, resumed after `partial`, which keeps what a failed attempt got."""
+        try:
+            return await self._attempt_on_route(address, request, limit, partial)
+        except AttemptError:
+            self.routes.note_failure(self.routes.current)
+            raise
+
+    async def _attempt_on_route(
+        self, address: tuple[str, int] | None, request: Request, limit: int, partial: PartialBody
+    ) -> Response:
         async with self._slots:
             try:
-                return await self._attempt(address, request, limit, partial)
+                return await self._attempt(address or _NOWHERE, request, limit, partial)
             except StalledError as problem:
                 raise AttemptError(f"the transfer stalled: {problem}") from problem
             except aiohttp.ClientConnectorCertificateError as problem:
                 raise _wrong_certificate(self.name, problem) from None
             except aiohttp.ClientConnectorError as problem:
-                where = Address(*address)
+                where = Address(*(address or _NOWHERE))
                 raise AttemptError(
                     f"cannot be reached at {where}: {os_error_text(problem)}"
                 ) from problem
@@ -191,7 +236,8 @@ class PeerConnections:
         raw_socket = transport.get_extra_info("socket")
         return self.sockets.get(raw_socket.fileno()) if raw_socket else None
 
-    def _make_socket(self, address_info: Any) -> CountingSocket:
+    def make_socket(self, address_info: Any) -> CountingSocket:
+        """Make the socket of a direct connection."""
         family, socket_type, proto, _, address = address_info
         if not self._may_connect(address[0]):
             raise OSError(f"{address[0]} is not in allow_networks of this site's site.toml")
@@ -279,24 +325,28 @@ class _PinnedConnector(aiohttp.TCPConnector):
 
     def __init__(
         self,
-        name: str,
+        peer: PeerConnections,
         identify: Identify,
         context: ssl.SSLContext,
         limits: Limits,
-        make_socket: Callable[[Any], socket.socket],
     ) -> None:
         super().__init__(
             ssl=context,
             limit=limits.max_connections_to_peer,
             keepalive_timeout=limits.keepalive_timeout,
-            socket_factory=make_socket,
+            socket_factory=peer.make_socket,
             resolver=_OneLookup(),
         )
         bounded: type[ResponseHandler] = _BoundedResponses
         self._factory = partial(bounded, loop=asyncio.get_running_loop())
-        self._name = name
+        self._peer = peer
+        self._context = context
+        self._limits = limits
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._routes_in_use: weakref.WeakKeyDictionary[asyncio.Transport, Route] = (
+            weakref.WeakKeyDictionary()
+        )
 
     async def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
@@ -305,25 +355,113 @@ class _PinnedConnector(aiohttp.TCPConnector):
         while True:
             connection = await super().connect(req, traces, timeout)
             transport = connection.transport
-            certificates = peer_certificates(transport)
-            if transport and certificates and self._identify(*certificates) == self._name:
+            if transport and self._is_the_member(transport):
                 self._verified.add(transport)
+                self._peer.routes.current = self._routes_in_use.get(transport)
                 return connection
             was_verified = transport in self._verified
             connection.close()
             if not was_verified:  # else the member has replaced its certificate meanwhile
-                raise _wrong_certificate(self._name)
+                raise _wrong_certificate(self._peer.name)
+
+    def _is_the_member(self, transport: asyncio.Transport) -> bool:
+        certificates = peer_certificates(transport)
+        return certificates is not None and self._identify(*certificates) == self._peer.name
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        """Connect by the first way that leads to the member."""
+        assert req.url.raw_host is not None
+        assert req.port is not None
+        address: Address | None = Address(req.url.raw_host, req.port)
+        if address == _NOWHERE:
+            address = None
+        relays = self._peer.relays()
+        if address is not None and not relays:
+            protocol = await super()._create_connection(req, traces, timeout)
+            self._note_route(protocol, address)
+            return protocol
+
+        problems = []
+        wrong_certificate = None
+        for route in self._peer.routes.ordered(address, relays):
+            try:
+                protocol = await self._connect_by(route, req, traces, timeout)
+            except Refused as refused:
+                wrong_certificate = refused
+            except _RouteError as problem:
+                problems.append(str(problem))
+            else:
+                self._note_route(protocol, route)
+                return protocol
+            self._peer.routes.note_failure(route)
+        self._peer.routes.current = None
+        if wrong_certificate is not None:
+            raise wrong_certificate
+        raise AttemptError(f"cannot be reached {'; '.join(problems)}")
+
+    async def _connect_by(
+        self, route: Route, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        """Connect by one way; raise `_RouteError`, or `Refused` if another server is there."""
+        is_relayed = isinstance(route, RelayAddress)
+        where = f"by {route_text(route)}" if is_relayed else f"at {route}"
+        seconds = self._limits.connect_timeout
+        if not is_relayed:
+            seconds = min(seconds, _DIRECT_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                if isinstance(route, RelayAddress):
+                    protocol = await self._connect_by_relay(route)
+                else:
+                    protocol = await super()._create_connection(req, traces, timeout)
+        except aiohttp.ClientConnectorCertificateError as problem:
+            raise _wrong_certificate(self._peer.name, problem, where) from None
+        except TimeoutError:
+            raise _RouteError(f"{where}: no answer in time") from None
+        except (aiohttp.ClientError, RelayError, OSError) as problem:
+            raise _RouteError(f"{where}: {os_error_text(problem)}") from problem
+
+        transport = protocol.transport
+        assert isinstance(transport, asyncio.Transport)
+        if not self._is_the_member(transport):
+            transport.abort()
+            raise _wrong_certificate(self._peer.name, where=where)
+        return protocol
+
+    async def _connect_by_relay(self, relay: RelayAddress) -> ResponseHandler:
+        sock = await self._peer.call(relay)
+        try:
+            _, protocol = await asyncio.get_running_loop().create_connection(
+                self._factory, sock=sock, ssl=self._context, server_hostname=_NOWHERE.host
+            )
+        except ssl.SSLCertVerificationError as problem:
+            raise _wrong_certificate(self._peer.name, problem, f"by {route_text(relay)}") from None
+        except BaseException:
+            sock.close()
+            raise
+        assert isinstance(protocol, ResponseHandler)
+        return protocol
+
+    def _note_route(self, protocol: ResponseHandler, route: Route) -> None:
+        transport = protocol.transport
+        if isinstance(transport, asyncio.Transport):
+            self._routes_in_use[transport] = route
+        self._peer.routes.note_success(route)
 
 
 _WRONG_DATES = ("certificate is not yet valid", "certificate has expired")
 """What OpenSSL says of certificates whose dates do not fit this machine's clock."""
 
 
-def _wrong_certificate(
-    name: str, problem: aiohttp.ClientConnectorCertificateError | None = None
-) -> Refused:
+def _wrong_certificate(name: str, problem: BaseException | None = None, where: str = "") -> Refused:
+    """The refusal of a server that is not the member; `where` says how it was reached."""
     message = f"{name}'s certificate is not the accepted one"
-    detail = getattr(problem.certificate_error, "verify_message", "") if problem else ""
+    if where:
+        message += f" {where}"
+    cause = getattr(problem, "certificate_error", problem)  # aiohttp wraps it
+    detail = getattr(cause, "verify_message", "")
     if detail in _WRONG_DATES:
         message = (
             f"{name}'s certificate is not valid now by this machine's clock, which shows"

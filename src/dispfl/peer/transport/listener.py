@@ -193,6 +193,10 @@ class Listener:
         self.port = listening.getsockname()[1]
         self._start(self._accept(listening))
 
+    def adopt(self, connected: socket.socket, origin: str) -> None:
+        """Take a connection that came by a relay, whose name counts as the client's address."""
+        self._on_accept(connected, origin)
+
     async def close(self) -> None:
         """Wait up to `shutdown_grace` for responses in progress, then close all connections."""
         for task in self._tasks:

@@ -1,0 +1,133 @@
+"""Real sites that nothing can connect to, and relays in processes of their own."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_peers import TINY, Peers, create_sites, until
+
+from dispfl.config import compose
+from dispfl.experiment import Experiment
+from dispfl.peer.deadlines import Deadlines
+from dispfl.peer.local_federation import LOOPBACK, collect_results, free_ports
+from dispfl.peer.run_relay import RelaySettings
+from dispfl.peer.site import Site
+from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.execute import ExperimentRun
+from dispfl.topology import peer_names
+
+DISPFL = str(Path(sys.executable).with_name("dispfl"))
+NAMES = peer_names(8)
+REACHABLE = NAMES[:2]
+UNREACHABLE = NAMES[2:]
+
+
+class RelayProcess:
+    """A relay as its operator runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "members").mkdir()
+        [port] = free_ports(1)
+        self.listen = f"{LOOPBACK}:{port}"
+        self.log = folder / "log.txt"
+        settings = RelaySettings(self.listen, [], identity=folder / "identity")
+        self.address = str(settings.address())
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def admit(self, sites: Sequence[Site]) -> None:
+        for site in sites:
+            (self.folder / "members" / f"{site.name}.invite").write_text(str(site.invite()))
+
+    def start(self) -> None:
+        arguments = ["relay", "--listen", self.listen, "--members", str(self.folder / "members")]
+        arguments += ["--identity", str(self.folder / "identity")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen([DISPFL, *arguments], stdout=log, stderr=log)
+        until(lambda: "listening" in self.log.read_text(), self.log.read_text, pause=0.05)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def relays(tmp_path: Path) -> Iterator[list[RelayProcess]]:
+    """Two relays, not started yet."""
+    made = [RelayProcess(tmp_path / f"relay-{number}") for number in (0, 1)]
+    yield made
+    for relay in made:
+        relay.stop()
+
+
+@contextlib.contextmanager
+def federation(
+    experiment: Experiment, out: Path, relays: Sequence[RelayProcess], namespaces: Mapping[str, str]
+) -> Iterator[Peers]:
+    """Eight sites, of which six listen nowhere."""
+    ports = free_ports(len(REACHABLE))
+    places = {name: f"{LOOPBACK}:{port}" for name, port in zip(REACHABLE, ports, strict=True)}
+    addresses = {name: (place, place) for name, place in places.items()}
+    own_relays = {name: [relay.address for relay in relays] for name in UNREACHABLE}
+    sites = create_sites(experiment, out, addresses, own_relays)
+    for relay in relays:
+        relay.admit(sites)
+    peers = Peers(out, NAMES, Deadlines(min=60.0, startup=240.0), namespaces)
+    try:
+        yield peers
+    finally:
+        peers.stop()
+
+
+def check_same_as_simulation(peers: Peers, experiment: Experiment) -> None:
+    simulation = peers.out.with_name("simulated")
+    ExperimentRun.create(experiment, simulation).run()
+    collect_results(peers.out)
+    simulated, real = read_summary(simulation), read_summary(peers.out)
+    assert simulated is not None
+    assert real is not None
+    for key in ("weights_sha256", "scores", "busiest", "rounds", "failures"):
+        assert real[key] == simulated[key], key
+    for one, other in zip(read_metrics(peers.out), read_metrics(simulation), strict=True):
+        assert one["links"] == other["links"]
+        assert one["traffic"] == other["traffic"]
+
+
+def routes(peers: Peers, name: str) -> dict[str, Any]:
+    return {other: status["route"] for other, status in peers.status(name)["peers"].items()}
+
+
+def test_eight_sites_of_which_six_are_unreachable_get_the_models_of_the_simulation(
+    tmp_path: Path, relays: list[RelayProcess]
+) -> None:
+    """One of the two relays is killed in between, and the other one restarted."""
+    experiment = compose({}, [*TINY, "topology=full", "peers=8", "rounds=6", "train.epochs=3"])
+    with federation(experiment, tmp_path / "up", relays, {}) as peers:
+        for relay in relays:
+            relay.start()
+        peers.start(*NAMES)
+        peers.until(lambda: all(peers.newest(name) >= 1 for name in NAMES))
+        relays[0].stop()
+        peers.until(lambda: all(peers.newest(name) >= 3 for name in NAMES))
+        relays[1].stop()
+        time.sleep(0.5)
+        relays[1].start()
+        peers.until(lambda: len(peers.ended()) == len(NAMES))
+        assert set(peers.ended().values()) == {0}, peers.log(NAMES[2])[-3000:]
+        by_relay = relays[1].address.partition("#")[0]
+        for name in NAMES:
+            expected = {
+                other: "direct" if other in REACHABLE else by_relay
+                for other in NAMES
+                if other != name
+            }
+            assert routes(peers, name) == expected
+        check_same_as_simulation(peers, experiment)
