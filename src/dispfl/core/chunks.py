@@ -62,10 +62,13 @@ def allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
     All but small arrays get their own mapping, which is returned to the system when they are freed.
     On the heap they would lie between the temporary vectors of steps, and keep the memory of those
     (benchmarks/memory_of_peers.py). Private mappings that are neighbours count as one towards the
-    system's limit.
+    system's limit; beyond it, arrays are on the heap.
     """
     size = count * dtype.itemsize
     if size < MAPPED_BYTES:
         return np.empty(count, dtype)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype)
+    try:
+        return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype)
+    except OSError:
+        return np.empty(count, dtype)
