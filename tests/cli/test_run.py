@@ -485,17 +485,3 @@ def test_data_may_move_between_stop_and_resume_but_must_be_the_same(
     assert dispfl("run", "--resume", path, "--data-dir", moved).code == 0
     assert tomllib.loads((path / "config.toml").read_text())["data"]["dir"] == str(moved)
     assert weights(path) == expected
-
-
-def test_peers_that_choose_under_a_robust_rule_are_run_with_a_warning(
-    dispfl: Dispfl, tmp_path: Path
-) -> None:
-    settings = [*TINY, "peers=8", "topology.degree=6", "rounds=1"]
-    chooses = ["method.affinity=head", "method.affinity_chosen=0.5"]
-    clips = "method.robust=clip"
-    both = dispfl("run", *settings, *chooses, clips, "--out", tmp_path / "both")
-    choosing = dispfl("run", *settings, *chooses, "--out", tmp_path / "choosing")
-    robust = dispfl("run", *settings, clips, "--out", tmp_path / "robust")
-    assert both.err.count("method.affinity_chosen with method.robust=clip") == 1
-    assert "method.affinity_chosen" not in choosing.err
-    assert "method.affinity_chosen" not in robust.err

@@ -311,23 +311,13 @@ def data_dir_override(data_dir: Path | None) -> list[str]:
 
 
 def warn_about_protection(experiments: "Iterable[Experiment]") -> None:
-    """Warn once, on stderr, about runs that are less private or robust than they may seem."""
-    from dispfl.methods.dispfl import DisPFL
-
+    """Warn once, on stderr, about runs that are less private than they may seem."""
     warnings: set[str] = set()
     for experiment in experiments:
         if experiment.train.noise_std:
             warnings.add(
                 "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and"
                 " not per sample, and the privacy loss of the rounds is not accounted."
-            )
-        method = experiment.method
-        if not isinstance(method, DisPFL) or method.affinity == "none":
-            continue
-        if method.robust == "clip" and method.affinity_chosen:
-            warnings.add(
-                "method.affinity_chosen with method.robust=clip loses up to 1.6 points more than"
-                " clip alone under some attacks."
             )
     for warning in sorted(warnings):
         typer.echo(warning, err=True)
