@@ -257,10 +257,11 @@ def test_every_method_has_golden_numbers() -> None:
 @pytest.mark.parametrize("method", LAST_LINES)
 def test_the_last_round_is_the_golden_one(method: str) -> None:
     golden = LAST_LINES[method]
+    tolerance = 1e-3 if method == "fedprox" else 1e-4  # its loss differs by 5e-4 between CPUs
     record = run(method, changes=golden.changes).metrics[-1]
     assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
     assert record["train_loss"]["per_peer"] == [
-        loss and pytest.approx(loss, abs=1e-3) for loss in golden.loss
+        loss and pytest.approx(loss, abs=tolerance) for loss in golden.loss
     ]
     assert record["flops_total"] == golden.flops
     assert record["busiest"]["paper_mb"] == 4 * golden.values / 1e6
