@@ -277,7 +277,7 @@ class MemoryStore:
         self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
     ) -> None:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
-        assert len(received) <= DEGREE
+        assert len(received) <= context.settings.topology.connections(len(self.world.names))
         if self.world.members.is_fixed and not context.choices(t):
             senders, _ = context.settings.topology.row(
                 context.settings.seed, t, self.world.members.participants(t), self.name
