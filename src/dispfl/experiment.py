@@ -11,6 +11,7 @@ together are the demo. `config.py` makes an experiment from a TOML file and over
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -51,6 +52,7 @@ DEFAULTS_OF_TASKS: dict[str, dict[str, str]] = {
     "segmentation": {"partition": "iid", "model": "unet"},
 }
 """Defaults of tasks without one class for each sample, by which samples could be divided."""
+MINUTES = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?min")
 EngineName = Literal["inprocess", "ray"]
 
 
@@ -232,6 +234,12 @@ class Simulation(RunSettings):
     """
     engine: EngineName = "inprocess"
     """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
+    memory_limit: float | None = Field(default=None, gt=0)
+    """How many GB of the peers' states stay in memory; the others are read from the run directory
+    when a task needs them. By default all stay in memory."""
+    checkpoint_every: int | str = 1
+    """After how many rounds the states are saved, or after how many minutes, such as "10min"; those
+    of the last round always are. With memory_limit every round is saved."""
     unseen_peers: int = Field(default=0, ge=0, le=MAX_PEERS)
     """Peers that do not take part, and join after the last round: `summary.json` has the scores of
     their models."""
@@ -359,7 +367,41 @@ class Simulation(RunSettings):
                     key="classes",
                 )
 
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _check_interval(cls, interval: int | str) -> int | str:
+        if isinstance(interval, str):
+            valid = MINUTES.fullmatch(interval) is not None
+        else:
+            valid = interval >= 1
+        if not valid:
+            raise ConfigError(
+                "checkpoint_every must be a number of rounds from 1 on, such as 5, or of minutes,"
+                f' such as "10min", got {interval}.',
+                key="checkpoint_every",
+            )
+        return interval
+
+    @property
+    def checkpoint_minutes(self) -> float | None:
+        """The minutes between two checkpoints; None if they are so many rounds apart."""
+        if not isinstance(self.checkpoint_every, str):
+            return None
+        return float(self.checkpoint_every.removesuffix("min"))
+
     def _check_engine_fits(self) -> None:
+        if self.engine != "inprocess":
+            reason = ""
+            if self.memory_limit is not None:
+                reason = f"memory_limit is {self.memory_limit:g}"
+            if self.checkpoint_every != 1:
+                reason = f"checkpoint_every is {self.checkpoint_every}"
+            if reason:
+                raise ConfigError(
+                    f"{reason}, but engine={self.engine} saves all states after every round, to"
+                    " restore those of a lost worker; omit it, or use engine=inprocess.",
+                    key=reason.split()[0],
+                )
         if self.vmap_peers > 1 and self.engine != "inprocess":
             raise ConfigError(
                 f"vmap_peers is {self.vmap_peers}, but engine={self.engine} trains peers one by"

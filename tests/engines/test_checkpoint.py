@@ -400,3 +400,104 @@ def test_damaged_checkpoints_are_kept_under_another_name_whatever_follows(tmp_pa
         "round-000003",
         "round-000004",
     ]
+
+
+def test_a_state_that_has_not_changed_is_the_file_of_the_round_before(saved: Checkpoints) -> None:
+    saved.add(1, "000", a_step(7))
+    assert saved.keep("001")
+    saved.complete(1)
+    assert files(saved)[2:] == [
+        "round-000002/complete.json",
+        "round-000002/part-000.safetensors",
+        "round-000002/part-kept-000.safetensors",
+    ]
+    kept = saved.folder / "round-000002/part-kept-000.safetensors"
+    assert kept.samefile(saved.folder / "round-000001/part-000.safetensors")
+    again = Checkpoints(saved.folder).load(2)
+    assert same(again["000"], a_step(7))
+    assert same(again["001"], a_step(1))
+
+
+def test_a_resumed_run_keeps_states_of_the_rounds_before_it(saved: Checkpoints) -> None:
+    resumed = Checkpoints(saved.folder)
+    assert not resumed.keep("001")  # it does not know yet that there is one
+    resumed.load(1)
+    for t in range(1, 6):
+        assert resumed.keep("001")
+        resumed.add(t, "000", a_step(t))
+        resumed.complete(t)
+    again = Checkpoints(saved.folder).load(6)
+    assert same(again["000"], a_step(5))
+    assert same(again["001"], a_step(1))
+
+
+def test_the_few_states_of_an_outdated_part_are_written_anew(tmp_path: Path) -> None:
+    """Two of three states change: the third is a third of its part, and gets a part of its own."""
+    checkpoints = Checkpoints(tmp_path)
+    for k in range(3):
+        checkpoints.add(0, f"00{k}", a_step(k))
+    checkpoints.complete(0)
+    for k in range(2):
+        checkpoints.add(1, f"00{k}", a_step(5 + k))
+    checkpoints.keep("002")
+    checkpoints.complete(1)
+    tensors, _ = contents(tmp_path / "round-000002/part-kept-000.safetensors")
+    assert {name.split("/")[0] for name in tensors} == {"002"}
+    again = checkpoints.load(2)
+    assert [same(again[f"00{k}"], a_step(which)) for k, which in enumerate((5, 6, 2))] == [True] * 3
+
+
+def test_kept_states_are_no_finished_steps_of_a_round_in_progress(saved: Checkpoints) -> None:
+    saved.add(1, "000", a_step(7))
+    saved.keep("001")
+    saved.complete(1)
+    (saved.folder / "round-000002/complete.json").unlink()
+    assert list(saved.load(2)) == ["000"]
+
+
+def test_a_state_of_a_round_that_was_not_saved_is_not_kept_later(saved: Checkpoints) -> None:
+    saved.saves_round = False
+    saved.add(1, "000", a_step(7))
+    saved.saves_round = True
+    assert not saved.keep("000")
+    assert saved.keep("001")
+
+
+def test_after_a_failed_write_in_the_background_no_checkpoint_becomes_complete(
+    tmp_path: Path,
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    (tmp_path / "round-000001/.part-000.safetensors.partial").mkdir(parents=True)
+
+    def save_round() -> None:
+        with checkpoints.in_background():
+            checkpoints.add(0, "000", a_step(0))
+            checkpoints.complete(0)
+
+    with pytest.raises(RunError):
+        save_round()
+    assert checkpoints.finished_rounds() == []
+
+
+def test_what_is_written_in_the_background_is_on_the_disk_at_the_end(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with checkpoints.in_background():
+        for t in range(3):
+            checkpoints.add(t, "000", a_step(t))
+            checkpoints.complete(t)
+    assert checkpoints.finished_rounds() == [2, 3]
+    assert same(checkpoints.load(3)["000"], a_step(2))
+
+
+def test_states_are_read_one_by_one_from_a_complete_checkpoint(saved: Checkpoints) -> None:
+    states = saved.states(1, ["000", "001"])
+    assert same(StepResult(a_step(1).report, state=states["001"]), a_step(1))
+
+
+def test_a_model_without_any_weight_is_restored(tmp_path: Path) -> None:
+    """As that of a peer of FedAvg, which keeps none between two rounds."""
+    checkpoints = Checkpoints(tmp_path)
+    state = initial_state(torch.randn(9), torch.zeros(9, dtype=torch.bool))
+    checkpoints.add(0, "000", StepResult(Report(), state=state))
+    checkpoints.complete(0)
+    assert checkpoints.load(1)["000"].next_state.model.values.shape == (0,)

@@ -16,6 +16,7 @@ from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.data.batches import ResidentSamples
+from dispfl.methods.base import initial_state
 from dispfl.methods.local import Local
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.ledger import MessageCost
@@ -250,10 +251,8 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
         }
         for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
     ]
-    models = dict.fromkeys(
-        ("000", "001"), PackedModel.pack(torch.ones(9), torch.ones(9, dtype=torch.bool))
-    )
-    summary = summarize(a_context(Local()), records, models)
+    state = initial_state(torch.ones(9), torch.ones(9, dtype=torch.bool))
+    summary = summarize(a_context(Local()), records, {"000": state, "001": state})
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
     assert summary["scores"] == {"accuracy": {"mean": 0.5}}

@@ -40,7 +40,7 @@ def die_before(moment):
         nonlocal changes
         flags = args[2] if event == "open" else None
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+        if writes or event in ("os.mkdir", "os.link", "os.rename", "os.remove", "os.rmdir"):
             changes += 1
             if moment == changes or (isinstance(moment, str) and moment in str(args[0])):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -203,23 +203,55 @@ def test_a_run_killed_before_any_change_of_the_disk_resumes_to_the_same_result(
 
     Two runs at a time. Where each peer makes a part, every fifth change is enough.
     """
+    killed_and_resumed(forker, QUICK, quick[1], tmp_path, part_a_peer, gap)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (["method=ditto", "method.cohort=1"], []),
+        (["method=ditto", "method.cohort=1"], ["memory_limit=1e-6"]),
+        (["method=dispfl"], ["checkpoint_every=2"]),
+    ],
+)
+def test_a_run_whose_checkpoints_lack_unchanged_states_or_rounds_resumes_to_the_same_result(
+    forker: Forker, tmp_path: Path, method: list[str], settings: list[str]
+) -> None:
+    """A cohort of one leaves two of three states as they are; without memory for any state, all are
+    read from the disk."""
+    _, expected = uninterrupted(forker, [*QUICK, *method], tmp_path / "whole")
+    arguments = [*QUICK, *method, *settings]
+    killed_and_resumed(forker, arguments, expected, tmp_path, part_a_peer=True, gap=4)
+
+
+def killed_and_resumed(
+    forker: Forker,
+    arguments: list[str],
+    expected: Outcome,
+    tmp_path: Path,
+    part_a_peer: bool,
+    gap: int,
+) -> None:
+    """Kill runs before their changes of the disk, and compare what the resumed ones give."""
     for moment in range(1, 100, 2 * gap):
         paths = {number: tmp_path / f"{number}" for number in (moment, moment + gap)}
         children = [
-            forker.start(*QUICK, "--out", str(path), die_before=number, part_a_peer=part_a_peer)
+            forker.start(*arguments, "--out", str(path), die_before=number, part_a_peer=part_a_peer)
             for number, path in paths.items()
         ]
         killed = [child.end() == -signal.SIGKILL for child in children]
         started = [(path / "config.toml").exists() for path in paths.values()]
         again = [
             forker.start(
-                *(["--resume"] if config else [*QUICK, "--out"]), str(path), part_a_peer=part_a_peer
+                *(["--resume"] if config else [*arguments, "--out"]),
+                str(path),
+                part_a_peer=part_a_peer,
             )
             for path, config in zip(paths.values(), started, strict=True)
         ]
         for number, child in zip(paths, again, strict=True):
             assert child.end() == 0, (number, child.output)
-            assert result(paths[number]) == quick[1], number
+            assert result(paths[number]) == expected, number
             assert leftovers(paths[number]) == [], number
         if not all(killed):
             break

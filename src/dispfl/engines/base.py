@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -10,8 +13,11 @@ from torch import Tensor
 from dispfl.core.allocator import trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.train import Trainer
 from dispfl.engines.checkpoint import Checkpoints
+from dispfl.engines.checkpoint_part import OpenPart
+from dispfl.engines.stored_states import StoredStates
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -29,7 +35,7 @@ from dispfl.round.exchange import (
     with_buffers,
 )
 from dispfl.round.ledger import MessageCost
-from dispfl.round.round import first_states, peer_step
+from dispfl.round.round import first_states, peer_step, resting_result
 from dispfl.wire.codec import Codec
 
 STATES_AT_ONCE = 32
@@ -123,18 +129,33 @@ def deliver_upload(
 class PeerStates:
     """The states of some peers in this process.
 
-    Finished steps are written to the checkpoints, if there are any.
+    Finished steps are written to the checkpoints, if there are any. Beyond `memory_limit`, in
+    bytes, states are dropped from memory once they are on the disk.
     """
 
-    def __init__(self, context: RunContext, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        checkpoints: Checkpoints | None = None,
+        *,
+        memory_limit: float = inf,
+        shares_parts: bool = False,
+    ) -> None:
         self.context = context
         self.checkpoints = checkpoints
-        self.current: dict[str, PeerState] = {}
+        self.current = StoredStates()
         """The states at the beginning of the round, which neighbours receive."""
-        self.next: dict[str, PeerState] = {}
+        self.next = StoredStates()
         """The next states of the peers that have finished the round."""
         self.evaluated: dict[str, PeerState] = {}
         """The state that each peer was last evaluated with, where that was a global model."""
+        self._rounds = 0
+        self._memory_limit = memory_limit
+        self._shares_parts = shares_parts
+        """Whether a checkpoint shares the parts of earlier ones with states that are the same."""
+        self._written: SimpleQueue[tuple[int, OpenPart]] = SimpleQueue()
+        if checkpoints is not None and memory_limit < inf:
+            checkpoints.on_written = self._note_written
 
     def restore(
         self, rounds: int, peers: Collection[str], run_each: Callable[..., Iterable[Any]] = map
@@ -143,18 +164,28 @@ class PeerStates:
 
         `run_each` applies a function to each peer, maybe on several threads.
         """
+        self._rounds = rounds
         if rounds == 0:
             self._begin(peers, run_each)
             return
         assert self.checkpoints is not None, "only a run with a directory can be resumed"
-        steps = self.checkpoints.load(rounds, peers)
-        missing = sorted(set(peers) - set(steps))
+        restored = set()
+        for path, steps in self.checkpoints.load_parts(rounds, peers):
+            part = OpenPart(path) if self._memory_limit < inf else None
+            for peer, step in steps.items():
+                if peer == SERVER:
+                    continue
+                restored.add(peer)
+                self.current[peer] = step.next_state
+                if part is not None:
+                    self.current.saved(peer, part)
+            self._limit_memory()
+        missing = sorted(set(peers) - restored)
         if missing:
             raise DamagedError(
                 f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
             )
-        for peer, step in steps.items():
-            self.current[peer] = _without_upload(step.next_state)
+        self.current.sort()
 
     def _begin(self, peers: Collection[str], run_each: Callable[..., Iterable[Any]]) -> None:
         """Add the first states, which follow from the seed."""
@@ -164,7 +195,12 @@ class PeerStates:
             some = names[start : start + STATES_AT_ONCE]
             for peer, state in zip(some, run_each(first_state, some), strict=True):
                 self.current[peer] = state
+                if self.checkpoints is not None and self._memory_limit < inf:
+                    self.checkpoints.add(-1, peer, StepResult(Report(), state=state))
+            self._limit_memory()
             trim_heap()
+        if self._memory_limit < inf:
+            self.flush(-1)
 
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each of these peers, if it is online, requests models from in round t."""
@@ -175,20 +211,50 @@ class PeerStates:
         if self.checkpoints is None:
             return {}
         results = {}
-        for peer, step in self.checkpoints.load(t + 1, peers).items():
-            self.next[peer] = step.next_state
-            results[peer] = step.without_state()
+        for path, steps in self.checkpoints.load_parts(t + 1, peers):
+            part = OpenPart(path) if self._memory_limit < inf else None
+            for peer, step in steps.items():
+                self.next[peer] = step.next_state
+                results[peer] = step.without_state()
+                if part is not None:
+                    self.next.saved(peer, part)
+            self._limit_memory()
         return results
+
+    def rest(self, task: PeerTask) -> StepResult:
+        """Finish the task of a peer that only keeps its state."""
+        return self.finish(task, resting_result(self.current[task.peer]))
 
     def finish(self, task: PeerTask, result: StepResult) -> StepResult:
         """Store a peer's next state; return the result without it."""
         if task.global_model is not None:
             self.evaluated[task.peer] = result.next_state
+            return result.without_state()
+        if task.idle and not self.context.settings.privacy.enabled:
+            self.next.share(task.peer, self.current)
+            is_saved = self._shares_parts and self.checkpoints and self.checkpoints.keep(task.peer)
         else:
             self.next[task.peer] = result.next_state
-            if self.checkpoints is not None:
-                self.checkpoints.add(task.t, task.peer, result)
+            is_saved = False
+        if self.checkpoints is not None and not is_saved:
+            self.checkpoints.add(task.t, task.peer, result)
+        self._limit_memory()
         return result.without_state()
+
+    def _note_written(self, rounds: int, path: Path) -> None:
+        self._written.put((rounds, OpenPart(path)))
+
+    def _limit_memory(self) -> None:
+        """Drop states that are on the disk until those in memory are within the limit."""
+        while not self._written.empty():
+            rounds, part = self._written.get()
+            states = {self._rounds: self.current, self._rounds + 1: self.next}.get(rounds)
+            if states is not None:
+                for peer in part.entries:
+                    states.saved(peer, part)
+        while self.current.bytes + self.next.bytes > self._memory_limit:
+            if not (self.next.move_one() or self.current.move_one()):
+                break  # the others are not on the disk yet
 
     def flush(self, t: int) -> None:
         """Write the finished steps that are not on the disk yet."""
@@ -197,18 +263,13 @@ class PeerStates:
 
     def end_round(self) -> None:
         """End the round: next states become current."""
-        self.current = {peer: _without_upload(state) for peer, state in sorted(self.next.items())}
-        self.next = {}
+        self.current = self.next
+        self.current.sort()
+        self.next = StoredStates()
+        self._rounds += 1
 
     def drop(self, peers: Collection[str]) -> None:
         """Drop the states of peers that another process keeps from now on."""
         for peer in peers:
-            self.current.pop(peer, None)
+            self.current.drop(peer)
             self.evaluated.pop(peer, None)
-
-
-def _without_upload(state: PeerState) -> PeerState:
-    """Return a state without its upload, which the server has; a checkpoint still has it."""
-    if state.upload is None:
-        return state
-    return replace(state, upload=None)

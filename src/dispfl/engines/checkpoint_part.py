@@ -126,29 +126,26 @@ def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
     return _prefixed(peer, tensors)
 
 
+def state_bytes(state: PeerState) -> int:
+    """Return the size of a state's tensors."""
+    return sum(tensor.nbytes for tensor in _tensors("", state).values())
+
+
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def read_part(part: Path, peers: Collection[str] | None = None) -> dict[str, StepResult]:
     """Return the steps of all or some peers in a part, if they are what was written."""
+    opened = open_part(part)
+    requested = [peer for peer in opened.entries if peers is None or peer in peers]
+    return {peer: opened.checked_step(peer) for peer in requested}
+
+
+def open_part(part: Path) -> "OpenPart":
+    """Open a part, if its header is what was written."""
     with _damage_named(part):
-        opened = OpenPart(part)
-        requested = [peer for peer in opened.entries if peers is None or peer in peers]
-        tensors = {}
-        for peer in requested:
-            tensors[peer] = opened.tensors(peer)
-            entry = opened.entries[peer]
-            units = opened.metadata.get("units")
-            if entry.pop("digest") != digest_of(entry, tensors[peer], units):
-                raise ValueError(f"the digest of peer {peer} does not match")
-    try:
-        return {peer: opened.step(peer, tensors[peer]) for peer in requested}
-    except (KeyError, TypeError, ValueError) as problem:
-        raise RunError(
-            f"The checkpoint {part} is intact, but another dispfl wrote it ({problem}). Resume with"
-            " that one, or choose another folder to start again."
-        ) from problem
+        return OpenPart(part)
 
 
 @contextlib.contextmanager
@@ -206,10 +203,29 @@ class OpenPart:
             tensors = self.tensors(peer)
         except OSError as problem:
             raise unreadable(self.path, problem) from problem
-        return self.step(peer, tensors).next_state
+        return self._step(peer, tensors).next_state
 
-    def step(self, peer: str, tensors: Mapping[str, Tensor]) -> StepResult:
-        """Return the step of a peer with these tensors."""
+    def checked_step(self, peer: str) -> StepResult:
+        """Return the step of a peer, if it is what was written."""
+        units = self.metadata.get("units")
+        with _damage_named(self.path):
+            tensors = self.tensors(peer)
+            entry = dict(self.entries[peer])
+            if entry.pop("digest") != digest_of(entry, tensors, units):
+                raise ValueError(f"the digest of peer {peer} does not match")
+        try:
+            return self._step(peer, tensors)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise RunError(
+                f"The checkpoint {self.path} is intact, but another dispfl wrote it ({problem})."
+                " Resume with that one, or choose another folder to start again."
+            ) from problem
+
+    def checked_state(self, peer: str) -> PeerState:
+        """Return the state of a peer, if it is what was written."""
+        return self.checked_step(peer).next_state
+
+    def _step(self, peer: str, tensors: Mapping[str, Tensor]) -> StepResult:
         return _step(peer, self.entries[peer], tensors, self._layout)
 
     def __del__(self) -> None:

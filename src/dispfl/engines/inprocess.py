@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 
 import torch
@@ -20,11 +21,12 @@ from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked, vmap
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
-from dispfl.round.round import task_state
+from dispfl.round.round import rests, task_state
 
 TRIMMED_WEIGHTS = 3_000_000
 """After steps of models with this many weights together, free memory is returned to the system."""
 
+GIGABYTE = 1e9
 POLL_INTERVAL = 0.5
 """Seconds of a wait: a Ctrl-C just before it is noticed at its end only."""
 
@@ -57,7 +59,13 @@ class InProcess:
     ) -> None:
         keep_heap()
         self.context = context
-        self._states = PeerStates(context, checkpoints)
+        limit = context.simulation.memory_limit
+        self._states = PeerStates(
+            context,
+            checkpoints,
+            memory_limit=inf if limit is None else limit * GIGABYTE,
+            shares_parts=True,
+        )
         threads = workers or os.cpu_count() or 1
         first = context.network()
         self._codec = context.codec
@@ -119,7 +127,14 @@ class InProcess:
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; at most one task per worker runs at a time."""
-        tracker = ReadTracker(list(tasks))
+        working = []
+        for task in tasks:
+            if rests(self.context, task):
+                yield task.peer, self._states.rest(task)
+                self._states.current.drop(task.peer)
+            else:
+                working.append(task)
+        tracker = ReadTracker(working)
         running: dict[Future[list[StepResult]], Sequence[PeerTask]] = {}
         try:
             for group in self._groups.of(tracker.ordered()):
@@ -145,7 +160,7 @@ class InProcess:
             for task, result in zip(group, future.result(), strict=True):
                 results[task.peer] = self._states.finish(task, result)
                 for name in tracker.released_by(task):
-                    self._states.current.pop(name, None)
+                    self._states.current.drop(name)
             self._trim(len(group))
             yield from results.items()
 

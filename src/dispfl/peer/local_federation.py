@@ -259,8 +259,8 @@ def collect_results(out: Path) -> None:
             directory.checkpoints.add(last_round, name, step)
         directory.checkpoints.complete(last_round)
 
-        models = {name: step.next_state.model for name, step in last_steps.items()}
-        summary = summarize(context, records, models)
+        states = {name: step.next_state for name, step in last_steps.items()}
+        summary = summarize(context, records, states)
         summary["network"] = network_overhead(records, sites)
         directory.write_summary(summary)
 

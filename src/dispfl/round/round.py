@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.errors import NonFiniteError, RunError, user_errors
@@ -304,6 +305,18 @@ def peer_step(
             trainer.report.mask_change = _mask_change(after)
     trainer.step_is_over = True
     return StepResult(trainer.report, state=after)
+
+
+def rests(context: RunContext, task: PeerTask) -> bool:
+    """Whether a peer only keeps its state in this round, and `resting_result` is its result."""
+    evaluates = task.evaluate or task.global_model is not None
+    works = not task.idle or evaluates or task.fine_tuning is not None
+    return not works and not context.settings.privacy.enabled
+
+
+def resting_result(state: PeerState) -> StepResult:
+    """Return what `peer_step` gives for a peer that only keeps its state, at no cost."""
+    return StepResult(Report(mask_change=_mask_change(state)), state=state)
 
 
 def _step(

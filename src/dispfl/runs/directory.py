@@ -47,6 +47,7 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import LazyStates
+from dispfl.runs.compact import compact, expanded
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
 from dispfl.trust import check_run, remember
@@ -211,7 +212,7 @@ class RunDirectory:
 
 def json_line(record: Metrics) -> bytes:
     """Return a line of the metrics."""
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
+    return json.dumps(compact(record), allow_nan=False).encode() + b"\n"
 
 
 def _has_no_results(path: Path) -> bool:
@@ -295,7 +296,7 @@ def read_metrics(path: Path) -> list[Metrics]:
             continue
         t = record.get("round")
         if type(t) is int and t > last_round:
-            records.append(record)
+            records.append(expanded(record))
             last_round = t
     return records
 
@@ -486,9 +487,7 @@ def personal_states(path: Path) -> dict[str, PeerState]:
 
 def saved_states(path: Path, roster: Sequence[str]) -> LazyStates:
     """Return the peers' states in the newest complete checkpoint, read on access."""
-    checkpoints = Checkpoints(path / "checkpoints")
-    rounds = saved_rounds(path)
-    return LazyStates(roster, lambda peer: checkpoints.load(rounds, [peer])[peer].next_state)
+    return Checkpoints(path / "checkpoints").states(saved_rounds(path), roster)
 
 
 def label_counts(path: Path) -> Tensor | None:

@@ -49,7 +49,7 @@ from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import context_of
 from dispfl.runs.unseen_peers import evaluate_newcomers
 
-MAY_DIFFER = ("data.dir", "workers", "engine")
+MAY_DIFFER = ("data.dir", "workers", "engine", "memory_limit", "checkpoint_every")
 """Settings that do not change results, so that a resumed run may have others."""
 
 
@@ -69,6 +69,13 @@ def execute(
     """
     out = directory.path if directory else None
     on_ray = context.simulation.engine == "ray"
+    limited = context.simulation.memory_limit is not None
+    if limited and directory is None:
+        raise ConfigError(
+            f"memory_limit is {context.simulation.memory_limit:g}, but there is no run directory"
+            " for the states beyond it; give one (out=), or omit memory_limit.",
+            key="memory_limit",
+        )
     with contextlib.ExitStack() as stack:
         if directory is None and on_ray:  # a lost worker is restored from the disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
@@ -91,9 +98,10 @@ def execute(
             observer = replace(observer or RunObserver(), stop=stop)
             history = _train(context, engine, directory, observer, followers)
 
-            states: Mapping[str, PeerState] = dict(engine.states)
-            if out and on_ray:
-                states = saved_states(out, context.roster)
+            if out and (on_ray or limited):
+                states: Mapping[str, PeerState] = saved_states(out, context.roster)
+            else:
+                states = dict(engine.states)
             personal = states
             if context.method.evaluates_global:
                 personal = _evaluated(context, history, engine)
@@ -130,6 +138,18 @@ def _train(
     """Run all rounds, or those that an interrupted or stopped run has left."""
     if directory is None:
         return run_rounds(context, engine, begin(context, engine), None, observer)
+    with directory.checkpoints.in_background():
+        return _train_on(context, engine, directory, observer, followers)
+
+
+def _train_on(
+    context: RunContext,
+    engine: Engine,
+    directory: RunDirectory,
+    observer: RunObserver,
+    followers: Sequence[Follower],
+) -> RunHistory:
+    """Run the rounds that the run in a directory has left."""
     history = restore(context, engine, directory)
     for follower in followers:
         follower.records = follower.directory.truncate_metrics(len(history.records))
@@ -161,8 +181,7 @@ def _summary(
     personal: Mapping[str, PeerState],
     unseen: Metrics | None,
 ) -> Metrics:
-    models = {peer: state.model for peer, state in personal.items()}
-    summary = summarize(context, history.records, models) | {"unseen_peers": unseen}
+    summary = summarize(context, history.records, personal) | {"unseen_peers": unseen}
     if history.stopped:
         summary["stopped"] = history.stopped
     return summary

@@ -176,8 +176,12 @@ def run_rounds(
     )
 
     without_scores = False
+    saved_at = time.monotonic()
     for t in range(len(history.records), context.settings.rounds):
         began = time.perf_counter()
+        saves = _saves(context, t, time.monotonic() - saved_at)
+        if directory:
+            directory.checkpoints.saves_round = saves
         try:
             with user_errors(f"Round {t}"):
                 trained = train_round(
@@ -212,7 +216,9 @@ def run_rounds(
             if result.server is not None:
                 directory.checkpoints.add(t, SERVER, StepResult(Report(), state=result.server))
             directory.append(record)
-            directory.checkpoints.complete(t, last=t + 1 == context.settings.rounds)
+            if saves:
+                directory.checkpoints.complete(t, last=t + 1 == context.settings.rounds)
+                saved_at = time.monotonic()
         history.server = result.server
         history.records.append(record)
         history.partial_round = {}
@@ -220,8 +226,32 @@ def run_rounds(
         reason = observer.stop(history)
         if reason is not None and t + 1 < context.settings.rounds:
             history.stopped = reason
+            if directory and not saves:
+                _save_states(directory.checkpoints, t, engine, result.server)
             break
     return history
+
+
+def _saves(context: RunContext, t: int, seconds: float) -> bool:
+    """Whether round t gets a checkpoint, so many seconds after the last one."""
+    settings = context.simulation
+    if t + 1 == settings.rounds or settings.memory_limit is not None:
+        return True
+    if settings.checkpoint_minutes is not None:
+        return seconds >= 60 * settings.checkpoint_minutes
+    return (t + 1) % int(settings.checkpoint_every) == 0
+
+
+def _save_states(
+    checkpoints: Checkpoints, t: int, engine: Engine, server: PeerState | None
+) -> None:
+    """Save the states after round t, which was not to be saved, because the run ends with it."""
+    checkpoints.saves_round = True
+    for peer, state in engine.states.items():
+        checkpoints.add(t, peer, StepResult(Report(), state=state))
+    if server is not None:
+        checkpoints.add(t, SERVER, StepResult(Report(), state=server))
+    checkpoints.complete(t)
 
 
 def _log_failures(failures: Sequence[str]) -> None:

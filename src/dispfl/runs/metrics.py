@@ -22,7 +22,7 @@ from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
-from dispfl.methods.base import SERVER
+from dispfl.methods.base import SERVER, PeerState
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
 from dispfl.round.ledger import Ledger
@@ -238,9 +238,9 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def summarize(
-    context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]
+    context: RunContext, records: Sequence[Metrics], states: Mapping[str, PeerState]
 ) -> Metrics:
-    """Return the content of `summary.json`; `models` are those that the peers use from now on."""
+    """Return the content of `summary.json`; `states` are those that the peers use from now on."""
     densities = []
     classes = []
     for peer, density in context.densities.items():
@@ -254,8 +254,8 @@ def summarize(
         "metric": context.task.metric.name,
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records), classes),
         "peak_rss_mb": round(peak_rss_mb(), 1),
-        "failed_peers": failed_peers(records, sorted(models)),
-        "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
+        "failed_peers": failed_peers(records, sorted(states)),
+        "weights_sha256": [weights_sha256(states[peer].model) for peer in sorted(states)],
         "versions": versions(),
     }
 

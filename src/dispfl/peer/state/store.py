@@ -164,7 +164,7 @@ class PeerStore:
         """Write the summary, which makes the run count as finished."""
         records = read_metrics(self.folder)
         if records:
-            self._directory.write_summary(summarize(context, records, {self.name: state.model}))
+            self._directory.write_summary(summarize(context, records, {self.name: state}))
 
     def close(self) -> None:
         """Release the directory's lock."""
