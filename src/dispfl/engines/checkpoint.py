@@ -190,8 +190,9 @@ class Checkpoints:
     def complete(self, t: int, *, last: bool = False) -> None:
         """Complete the checkpoint of round t, and delete all older ones except one.
 
-        `last` says that it is the run's last round. A small checkpoint is on the disk afterwards;
-        that of a kill in the moments while a large one is being written is the one before it.
+        `last` says that it is the run's last round. A small checkpoint is on the disk
+        afterwards. A large one is written while the next round begins; if the process is killed
+        meanwhile, its round is repeated.
         """
         self.flush(t)
         self._write(partial(self._complete, t, self._kept, last))
