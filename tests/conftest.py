@@ -55,10 +55,12 @@ def _own_modules() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The folders of tests are not remembered in the state directory of who runs them."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folders of tests are not remembered in the state directory of who runs them, and Ray's
+    workers do not wait until all other tests leave a processor idle."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        environment.setenv("RAY_worker_niceness", "0")
         yield
 
 

@@ -27,7 +27,12 @@ BODY = os.urandom(3_000_000)
 MASK = os.urandom(200_000)
 REQUEST = Request("model", {"nonce": "n1"}, MASK)
 IMPATIENT = Limits(
-    backoff=0.01, stall_timeout=0.5, min_rate=10_000.0, shutdown_grace=0.1, connect_timeout=2.0
+    backoff=0.01,
+    stall_timeout=0.5,
+    min_rate=10_000.0,
+    shutdown_grace=0.1,
+    connect_timeout=2.0,
+    relay_timeout=2.0,
 )
 
 
