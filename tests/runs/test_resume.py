@@ -221,7 +221,7 @@ def test_a_run_whose_checkpoints_lack_unchanged_states_or_rounds_resumes_to_the_
     read from the disk."""
     _, expected = uninterrupted(forker, [*QUICK, *method], tmp_path / "whole")
     arguments = [*QUICK, *method, *settings]
-    killed_and_resumed(forker, arguments, expected, tmp_path, part_a_peer=True, gap=4)
+    killed_and_resumed(forker, arguments, expected, tmp_path, part_a_peer=True, gap=11)
 
 
 def killed_and_resumed(
