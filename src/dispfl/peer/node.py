@@ -31,7 +31,7 @@ from dispfl.peer.model_fetch import MAX_BACKOFF, MIN_BACKOFF, RoundResponses
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
 from dispfl.peer.waiting import Waiting
-from dispfl.robust.averages import Robust, protection_text
+from dispfl.robust.averages import Robust, protection_text, withstood
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import published_model
 
@@ -200,7 +200,9 @@ class Node:
 
         training_began = clock()
         step = await self._train(t, state, responses)
-        self.client.deadlines.record_round(responses.waited, clock() - training_began)
+        step_seconds = clock() - training_began
+        self.ctx.status.step_seconds = step_seconds
+        self.client.deadlines.record_round(responses.waited, step_seconds)
         self.waiting.note_round(responses)
 
         await self._save(t, step, responses)
@@ -324,6 +326,7 @@ class Node:
         if not responses.expected:
             return
         method = self.ctx.run.method
+        status.is_protected = withstood(method, responses.expected) > 0
         text = protection_text(method, responses.expected, len(responses.received))
         if text != status.protection:
             status.protection = text

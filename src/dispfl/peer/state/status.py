@@ -144,9 +144,15 @@ class NodeStatus:
     """Whether its budget does not last for another round."""
     protection: str | None = None
     """How the last average was protected from Byzantine peers, in words."""
+    is_protected: bool | None = None
+    """Whether that withstands any Byzantine peer; None before the first average."""
     discarded: int = 0
     """Models of the last round that were not averaged, because too few arrived for the rule."""
     deadline: float = 0.0
+    step_seconds: float | None = None
+    """How long the last training step took."""
+    saving_errors: int = 0
+    """Attempts to save rounds that have failed."""
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""
     save_problem: str | None = None
