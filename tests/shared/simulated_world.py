@@ -30,6 +30,7 @@ from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.model_fetch import MAX_AGE
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
+from dispfl.peer.schedule import Schedule
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.transport.base import JSON, Request, Response
@@ -213,6 +214,8 @@ class World:
         self.finished: dict[str, PeerState] = {}
         self.left_behind: set[str] = set()
         """Peers that wait for others which have finished."""
+        self.schedules: dict[str, Schedule] = {}
+        """Of peers that sleep outside of their hours."""
         self.alone_rounds = 0
         """Consecutive rounds that peers may train alone."""
         self.returning: set[str] = set()
@@ -232,6 +235,7 @@ class World:
             log=log,
             published=RecordedModels(name, self),
             alone_rounds=self.alone_rounds,
+            schedule=self.schedules.get(name, Schedule()),
         )
         rng = random.Random(self.rng.getrandbits(64))
         client = Client(

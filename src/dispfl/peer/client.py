@@ -58,8 +58,13 @@ class Client:
         responses = RoundResponses(list(senders), unasked)
         self._sync_in_background(t)
         fetches = [self._fetch(name, request, responses) for name in senders]
-        fetches += await self._fetch_from_spares(request, fetches, responses)
-        await self._wait_for(fetches)
+        try:
+            fetches += await self._fetch_from_spares(request, fetches, responses)
+            await self._wait_for(fetches)
+        except asyncio.CancelledError:  # this site's hours have ended
+            for fetch in fetches:
+                fetch.task.cancel()
+            raise
 
         for fetch in fetches:
             await self._collect(fetch, responses)
@@ -127,7 +132,7 @@ class Client:
             responses.declined.append(fetch.sender)
             return
         if fetch.model is None:
-            peer.missed += 1
+            peer.missed += not peer.is_asleep(asyncio.get_running_loop().time())
             if fetch.task.done():
                 return
             if fetch.is_slow:

@@ -168,11 +168,12 @@ class ModelFetch:
 
         self.is_slow = self._peer.slow
         """Whether the round does not wait for this member because it is slow."""
-        self.is_awaited = self._peer.is_usable and not self.is_slow
+        self._start_time()
+        is_present = self._peer.is_usable and not self._sleeps_on
+        self.is_awaited = is_present and not self.is_slow
         """Whether the round waits for this member."""
         if not self.is_awaited:
             responses.awaited.discard(sender)
-        self._start_time()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def may_serve(self, t: int, version: SpecVersion) -> bool:
@@ -206,6 +207,10 @@ class ModelFetch:
         """Fetch the model; log the reason if that fails."""
         if not self._peer.is_usable:
             await self._client.prober.until_reachable(self.sender)
+            self._start_time()
+            self.is_awaited = not self.is_slow and not self._sleeps_on
+        if self._sleeps_on:
+            await self._until_awake()
             self._start_time()
             self.is_awaited = not self.is_slow
         replies_before = self._peer.replies
@@ -267,6 +272,8 @@ class ModelFetch:
                 if status == "stale":
                     self._note_stale()
                     return None
+                if status == "asleep" and self._sleeps_on:
+                    return None
                 if status == "declined" and self._may_decline:
                     self._note_declined()
                     return None
@@ -274,11 +281,29 @@ class ModelFetch:
                     self.is_agreed = True
                     self._decided.set()
                     continue
-                if status != "wait":
+                if status not in ("wait", "asleep"):
                     return await self._decode(nonce, response)
                 self._extend_wait()
             await asyncio.sleep(pause * (0.5 + rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
+
+    @property
+    def _sleeps_on(self) -> bool:
+        """Whether the peer sleeps for longer than the shortest deadline.
+
+        Clocks differ, so that of sites with the same hours some wake up a little later.
+        """
+        asleep_until = self._peer.asleep_until
+        return asleep_until is not None and asleep_until > self._began + self._deadlines.min
+
+    async def _until_awake(self) -> None:
+        """Wait until the peer's hours begin, or until it contacts us: then it is awake again."""
+        contact = self._ctx.contact_of(self.sender)
+        while self._peer.is_asleep(self._clock()):
+            contact.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._peer.asleep_until):
+                    await contact.wait()
 
     async def _learns_new_spec(self, refused: Refused) -> bool:
         """Whether a refusal leads to a change of the spec that this peer has and we lacked."""

@@ -181,6 +181,7 @@ async def open_node(
             listening=str(site.info.listen_address or "its relays"),
             alone_rounds=site.config().alone_rounds,
             instance=secrets.token_hex(8),
+            schedule=site.config().schedule.start(),
         )
         _restore_status(ctx.status, site)
         network.log_relays(ctx)
@@ -406,7 +407,7 @@ class StatusWriter:
         loop_start = unix_time - asyncio.get_running_loop().time()
         for name, peer in status["peers"].items():
             peer["route"] = self._network.transport.route(name)
-            for key in ("last_seen", "last_request"):
+            for key in ("last_seen", "last_request", "asleep_until"):
                 if peer[key] is not None:
                     peer[key] += loop_start
         status["relays"] = self._network.relay_problems()
