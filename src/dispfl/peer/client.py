@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.member_sync import MemberSync
-from dispfl.peer.model_fetch import ModelFetch, ModelRequest, RoundResponses, SparePlace
+from dispfl.peer.model_fetch import (
+    MIN_BACKOFF,
+    ModelFetch,
+    ModelRequest,
+    RoundResponses,
+    SparePlace,
+)
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.probing import Prober
 from dispfl.peer.transport.base import Transport
@@ -122,8 +128,17 @@ class Client:
         if not any(fetch.is_awaited for fetch in fetches):
             for fetch in fetches:  # nobody is left but slow members
                 fetch.is_awaited = fetch.is_slow
-        while awaited := [fetch.task for fetch in fetches if fetch.is_pending]:
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        while pending := self._pending(fetches):
+            tasks = [fetch.task for fetch in pending]
+            seconds = max(MIN_BACKOFF, min(fetch.seconds_left for fetch in pending))
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _pending(self, fetches: Sequence[ModelFetch]) -> list[ModelFetch]:
+        """Choose the members to wait for; if none has sent a model in time, those that send one."""
+        pending = [fetch for fetch in fetches if fetch.is_pending]
+        if not pending and all(fetch.model is None for fetch in fetches):
+            return [fetch for fetch in fetches if fetch.is_arriving]
+        return pending
 
     async def _collect(self, fetch: ModelFetch, responses: RoundResponses) -> None:
         """Take the model, if it has arrived; leave requests to slow members open."""
@@ -135,7 +150,7 @@ class Client:
             peer.missed += not peer.is_asleep(asyncio.get_running_loop().time())
             if fetch.task.done():
                 return
-            if fetch.is_slow:
+            if fetch.is_slow or fetch.is_arriving:
                 self._open_fetches[fetch.sender] = fetch
                 return
             fetch.task.cancel()

@@ -166,6 +166,8 @@ class ModelFetch:
         self._clock = asyncio.get_running_loop().time
         self._failing_since: float | None = None
 
+        self.is_transferring = False
+        """Whether its model has begun to arrive."""
         self.is_slow = self._peer.slow
         """Whether the round does not wait for this member because it is slow."""
         self._start_time()
@@ -186,7 +188,18 @@ class ModelFetch:
     @property
     def is_pending(self) -> bool:
         """Whether the round has to wait."""
-        return self.is_awaited and not self.task.done()
+        is_in_time = not self.is_transferring or self._clock() < self._full_deadline
+        return self.is_awaited and is_in_time and not self.task.done()
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the model is being transferred, however late."""
+        return self.is_transferring and not self.task.done()
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the round waits for it from now on."""
+        return max(0.0, self._full_deadline - self._clock())
 
     def _start_time(self) -> None:
         """Begin to count the time that this peer has."""
@@ -257,6 +270,7 @@ class ModelFetch:
             try:
                 response = await self._client.transport.request(self.sender, self._message(nonce))
             except Unreachable as problem:
+                self.is_transferring = False
                 self._note_failure(problem.detail)
                 if not self._is_worth_retrying():
                     self._mark_unreachable(problem.detail)
@@ -331,7 +345,9 @@ class ModelFetch:
             header["needed"] = spare.is_needed
             if not spare.is_needed:
                 body = b""
-        return Request("model", header, body, on_alive=self._on_alive)
+        return Request(
+            "model", header, body, on_alive=self._on_alive, on_transfer=self._on_transfer
+        )
 
     @property
     def _asks_for_agreement(self) -> bool:
@@ -363,6 +379,16 @@ class ModelFetch:
             self.responses.awaited.add(self.sender)
         with contextlib.suppress(RuntimeError):  # the time is up
             self._timeout.reschedule(self._full_deadline)
+
+    def _on_transfer(self) -> None:
+        """Let a model that has begun to arrive do so after the deadline, too.
+
+        The round goes on without it: a later one averages it, as that of a slow member. It may take
+        as long as the first round.
+        """
+        self.is_transferring = True
+        with contextlib.suppress(RuntimeError):  # the time is up
+            self._timeout.reschedule(max(self._full_deadline, self._longest_wait))
 
     def _note_failure(self, detail: str) -> None:
         self.responses.failures[self.sender] = detail
