@@ -9,7 +9,6 @@ from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.member_sync import MemberSync
 from dispfl.peer.model_fetch import (
-    MIN_BACKOFF,
     ModelFetch,
     ModelRequest,
     RoundResponses,
@@ -114,10 +113,14 @@ class Client:
         notice.add_done_callback(self.notices.discard)
 
     def _fetch(self, sender: str, request: ModelRequest, responses: RoundResponses) -> ModelFetch:
-        """Request a model, unless an earlier request to this slow member may still be answered."""
+        """Request a model, unless an earlier request to this slow member may still be answered.
+
+        A chosen peer is asked again: without its agreement another takes its place.
+        """
         fetch = self._open_fetches.pop(sender, None)
         if fetch is not None:
-            if fetch.may_serve(request.t, self.ctx.versions.at(request.t)):
+            may_serve = fetch.may_serve(request.t, self.ctx.versions.at(request.t))
+            if may_serve and sender not in request.chosen:
                 fetch.responses = responses
                 return fetch
             fetch.task.cancel()
@@ -128,17 +131,15 @@ class Client:
         if not any(fetch.is_awaited for fetch in fetches):
             for fetch in fetches:  # nobody is left but slow members
                 fetch.is_awaited = fetch.is_slow
-        while pending := self._pending(fetches):
-            tasks = [fetch.task for fetch in pending]
-            seconds = max(MIN_BACKOFF, min(fetch.seconds_left for fetch in pending))
-            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    def _pending(self, fetches: Sequence[ModelFetch]) -> list[ModelFetch]:
-        """Choose the members to wait for; if none has sent a model in time, those that send one."""
-        pending = [fetch for fetch in fetches if fetch.is_pending]
-        if not pending and all(fetch.model is None for fetch in fetches):
-            return [fetch for fetch in fetches if fetch.is_arriving]
-        return pending
+        while pending := [fetch.settled for fetch in fetches if fetch.is_pending]:
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if any(fetch.model is not None for fetch in fetches):
+            return
+        # Without any model the round cannot go on: wait for those that still arrive.
+        while arriving := [fetch.task for fetch in fetches if fetch.is_arriving]:
+            await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
+            if any(fetch.model is not None for fetch in fetches):
+                return
 
     async def _collect(self, fetch: ModelFetch, responses: RoundResponses) -> None:
         """Take the model, if it has arrived; leave requests to slow members open."""

@@ -176,7 +176,12 @@ class ModelFetch:
         """Whether the round waits for this member."""
         if not self.is_awaited:
             responses.awaited.discard(sender)
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self.settled: asyncio.Future[None] = loop.create_future()
+        """Done when the round need not wait any longer: the request has ended, or its model still
+        arrives at the deadline."""
+        self.task = loop.create_task(self._run())
+        self.task.add_done_callback(self._settle)
 
     def may_serve(self, t: int, version: SpecVersion) -> bool:
         """Whether the model may be used in round t, with this version of the spec."""
@@ -188,18 +193,17 @@ class ModelFetch:
     @property
     def is_pending(self) -> bool:
         """Whether the round has to wait."""
-        is_in_time = not self.is_transferring or self._clock() < self._full_deadline
-        return self.is_awaited and is_in_time and not self.task.done()
+        return self.is_awaited and not self.settled.done()
 
     @property
     def is_arriving(self) -> bool:
         """Whether the model is being transferred, however late."""
         return self.is_transferring and not self.task.done()
 
-    @property
-    def seconds_left(self) -> float:
-        """How long the round waits for it from now on."""
-        return max(0.0, self._full_deadline - self._clock())
+    def _settle(self, *_: object) -> None:
+        """Let the round go on."""
+        if not self.settled.done():
+            self.settled.set_result(None)
 
     def _start_time(self) -> None:
         """Begin to count the time that this peer has."""
@@ -387,6 +391,7 @@ class ModelFetch:
         as long as the first round.
         """
         self.is_transferring = True
+        asyncio.get_running_loop().call_at(self._full_deadline, self._settle)
         with contextlib.suppress(RuntimeError):  # the time is up
             self._timeout.reschedule(max(self._full_deadline, self._longest_wait))
 
