@@ -280,7 +280,7 @@ def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_de
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> None:
-    [unit] = blocks("ini")
+    unit = (DOCS.parent / "deploy/dispfl.service").read_text()
     there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable).replace(
         "User=dispfl", "User=root"
     )

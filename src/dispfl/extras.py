@@ -19,6 +19,7 @@ EXTRAS = {
     "hub": ("datasets",),
     "privacy": ("dp_accounting",),
     "pandas": ("pandas",),
+    "metrics": ("prometheus_client",),
 }
 """The packages that each extra of pyproject.toml installs, by the names that they are imported
 under."""

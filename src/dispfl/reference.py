@@ -33,6 +33,8 @@ TABLES = {
     "privacy": "Differential privacy of a peer's samples; off by default.",
     "limits": "Timeouts and limits of a site's network.",
     "deadlines": "How long a site's rounds wait for other sites.",
+    "schedule": "When a site trains and exchanges models; by default always.",
+    "metrics": "Where a site shows its figures to Prometheus; off by default.",
 }
 
 

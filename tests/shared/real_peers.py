@@ -90,9 +90,16 @@ def write_or_block(
 
 
 def run_peer(
-    out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None
+    out: Path,
+    name: str,
+    deadlines: Deadlines,
+    namespace: str | None,
+    limits: Limits | None = None,
+    proxy: str | None = None,
 ) -> None:
     """Run one peer in this process."""
+    if proxy is not None:
+        os.environ["HTTPS_PROXY"] = proxy
     log = os.open(out / SITES / name / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -143,6 +150,8 @@ class Peers:
     ) -> None:
         self.out, self.names = out, names
         self.byzantine: Sequence[str] = ()
+        self.proxies: dict[str, str] = {}
+        """By peer: its HTTPS_PROXY, if it has one."""
         self._pace, self._namespaces = deadlines, namespaces or {}
         self._processes: dict[str, ForkServerProcess] = {}
         self._server = multiprocessing.get_context("forkserver")
@@ -151,8 +160,11 @@ class Peers:
     def start(self, *names: str) -> None:
         """Start or restart peers."""
         for name in names:
-            arguments = (self.out, name, self._pace, self._namespaces.get(name))
-            target = run_liar if name in self.byzantine else run_peer
+            arguments: tuple[Any, ...] = (self.out, name, self._pace, self._namespaces.get(name))
+            target: Callable[..., None] = run_liar
+            if name not in self.byzantine:
+                target = run_peer
+                arguments += (None, self.proxies.get(name))
             self._processes[name] = self._server.Process(target=target, args=arguments, daemon=True)
             self._processes[name].start()
 

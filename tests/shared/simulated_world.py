@@ -27,9 +27,10 @@ from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.model_fetch import MAX_AGE
+from dispfl.peer.model_fetch import MAX_AGE, RoundResponses
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
+from dispfl.peer.schedule import Schedule
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.transport.base import JSON, Request, Response
@@ -150,6 +151,18 @@ class CheckedNode(Node):
     """
 
     world: "World"
+    last_wait: float = -1.0
+    """When it last began to wait for the federation, which it may do for any time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wait = self.waiting.wait
+
+        async def noted(t: int, state: PeerState) -> tuple[int, RoundResponses]:
+            self.last_wait = asyncio.get_running_loop().time()
+            return await wait(t, state)
+
+        self.waiting.wait = noted  # type: ignore[method-assign]
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
         clock, name = asyncio.get_running_loop().time, self.ctx.name
@@ -161,10 +174,7 @@ class CheckedNode(Node):
         after, state = await super()._round(t, state)
         deadline = max(deadline, self.client.deadlines.startup_until + MIN_DEADLINE - began)
         deadline = max(deadline, self.client.deadlines.patience) if median_round < t else deadline
-        waited = [
-            at for at, peer, event, _ in self.world.trace if (peer, event) == (name, "continuing")
-        ]
-        has_waited = bool(waited) and waited[-1] >= began
+        has_waited = self.last_wait >= began
         assert has_waited or clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)
@@ -213,6 +223,8 @@ class World:
         self.finished: dict[str, PeerState] = {}
         self.left_behind: set[str] = set()
         """Peers that wait for others which have finished."""
+        self.schedules: dict[str, Schedule] = {}
+        """Of peers that sleep outside of their hours."""
         self.alone_rounds = 0
         """Consecutive rounds that peers may train alone."""
         self.returning: set[str] = set()
@@ -232,6 +244,7 @@ class World:
             log=log,
             published=RecordedModels(name, self),
             alone_rounds=self.alone_rounds,
+            schedule=self.schedules.get(name, Schedule()),
         )
         rng = random.Random(self.rng.getrandbits(64))
         client = Client(

@@ -42,6 +42,13 @@ def relay(
     max_hours: Annotated[
         float, typer.Option(min=0.01, help="Hours after which a connection is closed.")
     ] = 24.0,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address at which Prometheus reads its metrics, such as 127.0.0.1:9464.",
+        ),
+    ] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")
     ] = False,
@@ -64,6 +71,6 @@ def relay(
         hourly_bytes=max_gb_per_hour * 1e9,
         max_seconds=max_hours * HOUR,
     )
-    settings = RelaySettings(listen, members, advertise, identity, cert, key, limits)
+    settings = RelaySettings(listen, members, advertise, identity, cert, key, metrics, limits)
     typer.echo(f"Sites reach this relay at: {settings.address()}")
     run_relay(settings, log_json=log_json)

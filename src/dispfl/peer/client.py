@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.member_sync import MemberSync
-from dispfl.peer.model_fetch import ModelFetch, ModelRequest, RoundResponses, SparePlace
+from dispfl.peer.model_fetch import (
+    ModelFetch,
+    ModelRequest,
+    RoundResponses,
+    SparePlace,
+)
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.probing import Prober
 from dispfl.peer.transport.base import Transport
@@ -58,8 +63,13 @@ class Client:
         responses = RoundResponses(list(senders), unasked)
         self._sync_in_background(t)
         fetches = [self._fetch(name, request, responses) for name in senders]
-        fetches += await self._fetch_from_spares(request, fetches, responses)
-        await self._wait_for(fetches)
+        try:
+            fetches += await self._fetch_from_spares(request, fetches, responses)
+            await self._wait_for(fetches)
+        except asyncio.CancelledError:  # this site's hours have ended
+            for fetch in fetches:
+                fetch.task.cancel()
+            raise
 
         for fetch in fetches:
             await self._collect(fetch, responses)
@@ -103,10 +113,14 @@ class Client:
         notice.add_done_callback(self.notices.discard)
 
     def _fetch(self, sender: str, request: ModelRequest, responses: RoundResponses) -> ModelFetch:
-        """Request a model, unless an earlier request to this slow member may still be answered."""
+        """Request a model, unless an earlier request to this slow member may still be answered.
+
+        A chosen peer is asked again: without its agreement another takes its place.
+        """
         fetch = self._open_fetches.pop(sender, None)
         if fetch is not None:
-            if fetch.may_serve(request.t, self.ctx.versions.at(request.t)):
+            may_serve = fetch.may_serve(request.t, self.ctx.versions.at(request.t))
+            if may_serve and sender not in request.chosen:
                 fetch.responses = responses
                 return fetch
             fetch.task.cancel()
@@ -117,8 +131,15 @@ class Client:
         if not any(fetch.is_awaited for fetch in fetches):
             for fetch in fetches:  # nobody is left but slow members
                 fetch.is_awaited = fetch.is_slow
-        while awaited := [fetch.task for fetch in fetches if fetch.is_pending]:
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        while pending := [fetch.settled for fetch in fetches if fetch.is_pending]:
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if any(fetch.model is not None for fetch in fetches):
+            return
+        # Without any model the round cannot go on: wait for those that still arrive.
+        while arriving := [fetch.task for fetch in fetches if fetch.is_arriving]:
+            await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
+            if any(fetch.model is not None for fetch in fetches):
+                return
 
     async def _collect(self, fetch: ModelFetch, responses: RoundResponses) -> None:
         """Take the model, if it has arrived; leave requests to slow members open."""
@@ -127,10 +148,10 @@ class Client:
             responses.declined.append(fetch.sender)
             return
         if fetch.model is None:
-            peer.missed += 1
+            peer.missed += not peer.is_asleep(asyncio.get_running_loop().time())
             if fetch.task.done():
                 return
-            if fetch.is_slow:
+            if fetch.is_slow or fetch.is_arriving:
                 self._open_fetches[fetch.sender] = fetch
                 return
             fetch.task.cancel()

@@ -166,14 +166,22 @@ class ModelFetch:
         self._clock = asyncio.get_running_loop().time
         self._failing_since: float | None = None
 
+        self.is_transferring = False
+        """Whether its model has begun to arrive."""
         self.is_slow = self._peer.slow
         """Whether the round does not wait for this member because it is slow."""
-        self.is_awaited = self._peer.is_usable and not self.is_slow
+        self._start_time()
+        is_present = self._peer.is_usable and not self._sleeps_on
+        self.is_awaited = is_present and not self.is_slow
         """Whether the round waits for this member."""
         if not self.is_awaited:
             responses.awaited.discard(sender)
-        self._start_time()
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self.settled: asyncio.Future[None] = loop.create_future()
+        """Done when the round need not wait any longer: the request has ended, or its model still
+        arrives at the deadline."""
+        self.task = loop.create_task(self._run())
+        self.task.add_done_callback(self._settle)
 
     def may_serve(self, t: int, version: SpecVersion) -> bool:
         """Whether the model may be used in round t, with this version of the spec."""
@@ -185,7 +193,17 @@ class ModelFetch:
     @property
     def is_pending(self) -> bool:
         """Whether the round has to wait."""
-        return self.is_awaited and not self.task.done()
+        return self.is_awaited and not self.settled.done()
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the model is being transferred, however late."""
+        return self.is_transferring and not self.task.done()
+
+    def _settle(self, *_: object) -> None:
+        """Let the round go on."""
+        if not self.settled.done():
+            self.settled.set_result(None)
 
     def _start_time(self) -> None:
         """Begin to count the time that this peer has."""
@@ -206,6 +224,10 @@ class ModelFetch:
         """Fetch the model; log the reason if that fails."""
         if not self._peer.is_usable:
             await self._client.prober.until_reachable(self.sender)
+            self._start_time()
+            self.is_awaited = not self.is_slow and not self._sleeps_on
+        if self._sleeps_on:
+            await self._until_awake()
             self._start_time()
             self.is_awaited = not self.is_slow
         replies_before = self._peer.replies
@@ -252,6 +274,7 @@ class ModelFetch:
             try:
                 response = await self._client.transport.request(self.sender, self._message(nonce))
             except Unreachable as problem:
+                self.is_transferring = False
                 self._note_failure(problem.detail)
                 if not self._is_worth_retrying():
                     self._mark_unreachable(problem.detail)
@@ -267,6 +290,8 @@ class ModelFetch:
                 if status == "stale":
                     self._note_stale()
                     return None
+                if status == "asleep" and self._sleeps_on:
+                    return None
                 if status == "declined" and self._may_decline:
                     self._note_declined()
                     return None
@@ -274,11 +299,29 @@ class ModelFetch:
                     self.is_agreed = True
                     self._decided.set()
                     continue
-                if status != "wait":
+                if status not in ("wait", "asleep"):
                     return await self._decode(nonce, response)
                 self._extend_wait()
             await asyncio.sleep(pause * (0.5 + rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
+
+    @property
+    def _sleeps_on(self) -> bool:
+        """Whether the peer sleeps for longer than the shortest deadline.
+
+        Clocks differ, so that of sites with the same hours some wake up a little later.
+        """
+        asleep_until = self._peer.asleep_until
+        return asleep_until is not None and asleep_until > self._began + self._deadlines.min
+
+    async def _until_awake(self) -> None:
+        """Wait until the peer's hours begin, or until it contacts us: then it is awake again."""
+        contact = self._ctx.contact_of(self.sender)
+        while self._peer.is_asleep(self._clock()):
+            contact.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._peer.asleep_until):
+                    await contact.wait()
 
     async def _learns_new_spec(self, refused: Refused) -> bool:
         """Whether a refusal leads to a change of the spec that this peer has and we lacked."""
@@ -306,7 +349,9 @@ class ModelFetch:
             header["needed"] = spare.is_needed
             if not spare.is_needed:
                 body = b""
-        return Request("model", header, body, on_alive=self._on_alive)
+        return Request(
+            "model", header, body, on_alive=self._on_alive, on_transfer=self._on_transfer
+        )
 
     @property
     def _asks_for_agreement(self) -> bool:
@@ -338,6 +383,17 @@ class ModelFetch:
             self.responses.awaited.add(self.sender)
         with contextlib.suppress(RuntimeError):  # the time is up
             self._timeout.reschedule(self._full_deadline)
+
+    def _on_transfer(self) -> None:
+        """Let a model that has begun to arrive do so after the deadline, too.
+
+        The round goes on without it: a later one averages it, as that of a slow member. It may take
+        as long as the first round.
+        """
+        self.is_transferring = True
+        asyncio.get_running_loop().call_at(self._full_deadline, self._settle)
+        with contextlib.suppress(RuntimeError):  # the time is up
+            self._timeout.reschedule(max(self._full_deadline, self._longest_wait))
 
     def _note_failure(self, detail: str) -> None:
         self.responses.failures[self.sender] = detail

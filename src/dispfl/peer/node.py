@@ -11,7 +11,8 @@ A round of Algorithm 1, seen from one peer:
     take the step                         `peer_step`, as in the simulator
     save the result                       so that a crash costs one round at most
 
-A peer that receives no model waits (`peer/waiting.py`) instead of training on alone.
+A peer that receives no model waits (`peer/waiting.py`) instead of training on alone. Outside of
+its hours (`peer/schedule.py`) a peer sleeps.
 """
 
 import asyncio
@@ -29,11 +30,15 @@ from dispfl.methods.base import Method, PeerState
 from dispfl.peer.client import Client
 from dispfl.peer.model_fetch import MAX_BACKOFF, MIN_BACKOFF, RoundResponses
 from dispfl.peer.node_context import NodeContext
+from dispfl.peer.schedule import duration
 from dispfl.peer.server import Server
 from dispfl.peer.waiting import Waiting
-from dispfl.robust.averages import Robust, protection_text
+from dispfl.robust.averages import Robust, protection_text, withstood
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import published_model
+
+MAX_NAP = 60.0
+"""Seconds after which a sleeping node looks at its clock again."""
 
 
 class StepRunner(Protocol):
@@ -78,12 +83,15 @@ class Node:
         """
         await self._start(t)
         try:
+            await self._sleep(t)
+            self.client.deadlines.start(asyncio.get_running_loop().time())
             if at_round is None:
                 t = self._follow(t, await self._federation_round(t))
             else:
                 t = self._obey(t, at_round)
 
             while t < self.ctx.rounds or await self._is_extended(t):
+                await self._sleep(t)
                 t, state = await self._round(t, state)
 
             self.ctx.status.round = t
@@ -96,7 +104,7 @@ class Node:
     # before the first round
 
     async def _start(self, t: int) -> None:
-        """Listen for requests, and begin the startup period."""
+        """Listen for requests."""
         ctx = self.ctx
         ctx.status.round = t
         ctx.status.rounds = ctx.rounds
@@ -105,7 +113,20 @@ class Node:
         await self.client.transport.serve(Server(ctx))
         facts = {"round": t, "rounds": ctx.rounds, "listening": ctx.listening}
         ctx.log("starting", facts)
-        self.client.deadlines.start(asyncio.get_running_loop().time())
+
+    async def _sleep(self, t: int) -> None:
+        """Sleep before round t, if it is outside of this site's hours."""
+        ctx = self.ctx
+        if ctx.schedule.asleep_for() == 0:
+            return
+        ctx.status.state = "sleeping"
+        ctx.status.waiting = None
+        hours = duration(ctx.schedule.asleep_for())
+        ctx.log("sleeping", {"round": t, "for": hours})
+        while ctx.schedule.asleep_for() > 0:
+            seconds = min(ctx.schedule.asleep_for(), MAX_NAP)  # the clock may be set meanwhile
+            await asyncio.sleep(seconds)
+        ctx.log("awake", {"round": t})
 
     async def _federation_round(self, t: int) -> int:
         """Return the federation's round if it is too far beyond t for our models to be used, else
@@ -180,10 +201,34 @@ class Node:
         """Run a round, or skip it if the federation is further on; return the next round and the
         state."""
         clock = asyncio.get_running_loop().time
-        members = self.client.members
         state = self._begin_round(t, state)
         self._publish(t, state)
 
+        try:
+            async with asyncio.timeout(self.ctx.schedule.awake_for()) as hours:
+                current, responses = await self._exchange(t, state)
+        except TimeoutError:
+            if not hours.expired():
+                raise
+            return t, state  # this site's hours have ended: the round begins again after the sleep
+        if current > t:
+            return self._follow(t, current), state
+
+        training_began = clock()
+        step = await self._train(t, state, responses)
+        step_seconds = clock() - training_began
+        self.ctx.status.step_seconds = step_seconds
+        self.client.deadlines.record_round(responses.waited, step_seconds)
+        self.waiting.note_round(responses)
+
+        await self._save(t, step, responses)
+        self._report(t, step, responses)
+        return t + 1, step.next_state
+
+    async def _exchange(self, t: int, state: PeerState) -> tuple[int, RoundResponses]:
+        """Fetch the models of round t; return also the round to continue with, which is a later one
+        if the federation is further on."""
+        members = self.client.members
         responses = await self.client.fetch_models(t, state)
         members.stop_if_all_mismatch(t)
         members.stop_if_removed()
@@ -191,21 +236,11 @@ class Node:
             await members.ask_rounds(t)
             current = members.agreed_round(t) or t
             if current > t:
-                return self._follow(t, current), state
+                return current, responses
 
         if self.waiting.must_wait(t, responses):
-            current, responses = await self.waiting.wait(t, state)
-            if current > t:
-                return self._follow(t, current), state
-
-        training_began = clock()
-        step = await self._train(t, state, responses)
-        self.client.deadlines.record_round(responses.waited, clock() - training_began)
-        self.waiting.note_round(responses)
-
-        await self._save(t, step, responses)
-        self._report(t, step, responses)
-        return t + 1, step.next_state
+            return await self.waiting.wait(t, state)
+        return t, responses
 
     def _begin_round(self, t: int, state: PeerState) -> PeerState:
         """Return the state that the round begins with."""
@@ -324,6 +359,7 @@ class Node:
         if not responses.expected:
             return
         method = self.ctx.run.method
+        status.is_protected = withstood(method, responses.expected) > 0
         text = protection_text(method, responses.expected, len(responses.received))
         if text != status.protection:
             status.protection = text
@@ -354,12 +390,19 @@ class Node:
         """Serve our last models until the remaining peers have them or the deadline has passed."""
         ctx = self.ctx
         ctx.status.state = "serving"
+        clock = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(self.client.deadlines.deadline):
-                while self.client.notices or ctx.published.pending() - ctx.status.silent_peers:
+                while self.client.notices or self._stragglers(clock()):
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
+
+    def _stragglers(self, now: float) -> set[str]:
+        """Peers that may still fetch a model of ours: not those that are silent or asleep."""
+        peers = self.ctx.status.peers
+        pending = self.ctx.published.pending() - self.ctx.status.silent_peers
+        return {name for name in pending if not peers[name].is_asleep(now)}
 
 
 def joining_state(

@@ -11,6 +11,7 @@ from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SyncMessage
+from dispfl.peer.schedule import Schedule, announced_hours, announced_sleep
 from dispfl.peer.setup.spec import fixed_entries, spec_difference
 from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.state.log import EventLog, PeerLog, shortened
@@ -319,6 +320,9 @@ class NodeContext:
     alone_rounds: int = 0
     """Consecutive rounds that this peer may train without a received model."""
 
+    schedule: Schedule = field(default_factory=Schedule)
+    """When this peer trains and exchanges models."""
+
     def __post_init__(self) -> None:
         self.peer_log = PeerLog(self.log)
         self.participants = Participants(self.name, self.versions, self.membership, self.peer_log)
@@ -352,6 +356,7 @@ class NodeContext:
     def about_us(self) -> dict[str, JSON]:
         """What we say of ourselves in sync messages and in responses."""
         about: dict[str, JSON] = {"current_round": self.status.round}
+        about |= self.schedule.announcement()
         privacy = self.run.settings.privacy
         if privacy.enabled:
             is_left = not self.status.privacy_exhausted
@@ -419,8 +424,20 @@ class NodeContext:
         self.note_message(name, header.get("current_round"))
         peer = self.status.peers[name]
         peer.privacy = announced_privacy(header.get("privacy"))
+        self.note_schedule(name, header)
         peer.mark_replied()
         self.peer_log.responded(name)
+
+    def note_schedule(self, name: str, header: Mapping[str, JSON]) -> None:
+        """Note the hours of a peer, and until when it sleeps, and log when that begins."""
+        peer = self.status.peers[name]
+        now = asyncio.get_running_loop().time()
+        was_asleep = peer.is_asleep(now)
+        seconds = announced_sleep(header.get("asleep_for"))
+        peer.hours = announced_hours(header.get("hours"))
+        peer.asleep_until = now + seconds if seconds else None
+        if seconds and not was_asleep:
+            self.peer_log.event(name, "asleep", seconds=round(seconds))
 
     def note_spec_mismatch(self, name: str, message: str) -> None:
         """Note that a peer's federation spec differs from ours, whichever side detected it."""

@@ -17,6 +17,7 @@ from dispfl.peer.membership.identity import CERTIFICATE, KEY, Identity
 from dispfl.peer.membership.invite import PREFIX, Invite
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.metrics import parse_listen, relay_metrics, serve_metrics
 from dispfl.peer.transport.http import os_error_text
 from dispfl.peer.transport.relay_server import Relay, RelayLimits
 
@@ -39,10 +40,14 @@ class RelaySettings:
     cert: Path | None = None
     """A certificate that an authority has signed, and its chain; instead of `identity`."""
     key: Path | None = None
+    metrics: str | None = None
+    """HOST:PORT at which Prometheus reads its metrics."""
     limits: RelayLimits = field(default_factory=RelayLimits)
 
     def address(self) -> RelayAddress:
         """The address that sites write into their settings; makes the relay's key if needed."""
+        if self.metrics is not None:
+            parse_listen(self.metrics, "--metrics")
         place = Address.parse(self.advertise or self.listen)
         if place.is_unspecified:
             raise ConfigError(
@@ -161,7 +166,10 @@ async def _run(settings: RelaySettings, log: EventLog) -> None:
     await relay.open(Address.parse(settings.listen))
     log("listening", {"address": str(address), "members": len(relay.admitted)})
     try:
-        async with asyncio.TaskGroup() as group:
+        async with (
+            serve_metrics(settings.metrics, lambda: relay_metrics(relay), log, "--metrics"),
+            asyncio.TaskGroup() as group,
+        ):
             group.create_task(relay.log_regularly())
             group.create_task(_follow_members(relay, settings.members, log))
     finally:

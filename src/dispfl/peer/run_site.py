@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from shlex import quote
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.metrics import node_metrics, serve_metrics, site_metrics
 from dispfl.peer.state.status import FINISHED, FINISHED_ALONE, NodeStatus, ServiceManager
 from dispfl.peer.state.store import (
     Company,
@@ -48,6 +49,9 @@ from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import check_learned, read_metrics
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 T = TypeVar("T")
 STATUS_INTERVAL = 0.5
@@ -177,6 +181,7 @@ async def open_node(
             listening=str(site.info.listen_address or "its relays"),
             alone_rounds=site.config().alone_rounds,
             instance=secrets.token_hex(8),
+            schedule=site.config().schedule.start(),
         )
         _restore_status(ctx.status, site)
         network.log_relays(ctx)
@@ -207,6 +212,14 @@ async def open_node(
             service.watch(ctx.status, lambda: network.transport.is_serving),
         ]
         await stack.enter_async_context(_in_background(tasks))
+
+        async def metrics() -> "list[Metric]":
+            members = ctx.participants.other_names(ctx.rounds - 1)
+            machine_metrics = await site_metrics(site, network.traffic)
+            return [*node_metrics(ctx.status, members), *machine_metrics]
+
+        listen = site.config().metrics.listen
+        await stack.enter_async_context(serve_metrics(listen, metrics, log))
         client = Client(ctx, network.transport, deadlines, random.Random())
         yield Node(ctx, client, training, saving), saving
 
@@ -394,7 +407,7 @@ class StatusWriter:
         loop_start = unix_time - asyncio.get_running_loop().time()
         for name, peer in status["peers"].items():
             peer["route"] = self._network.transport.route(name)
-            for key in ("last_seen", "last_request"):
+            for key in ("last_seen", "last_request", "asleep_until"):
                 if peer[key] is not None:
                     peer[key] += loop_start
         status["relays"] = self._network.relay_problems()

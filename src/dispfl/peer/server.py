@@ -56,6 +56,7 @@ class Server:
         ctx.note_message(sender, request.header.get("current_round"))
         ctx.note_instance(sender, request.header.get("instance"))
         ctx.status.peers[sender].privacy = announced_privacy(request.header.get("privacy"))
+        ctx.note_schedule(sender, request.header)
         sync_message = await ctx.read_sync(sender, request.body)
         offer = await ctx.offer()
         body = await ctx.compute(lambda: offer.answer(sync_message))
@@ -74,6 +75,9 @@ class Server:
             message = f"There is no round {t}; the federation has {ctx.rounds} rounds."
             self._refuse(sender, Refusal.NO_SUCH_ROUND, message)
         ctx.note_message(sender, t)
+        ctx.status.peers[sender].asleep_until = None  # a site that sleeps does not ask this
+        if ctx.schedule.asleep_for() > 0:
+            return Response({"status": "asleep", **ctx.about_us()})
         if ctx.joining and t <= ctx.status.round:
             message = f"{ctx.name} has just joined and has no model yet."
             self._refuse(sender, Refusal.JOINING, message)

@@ -99,7 +99,7 @@ class Waiting:
             if self._others_have_finished(t):
                 self._log_finishing(t)
                 break
-            reason = members.disagreement(t) or members.revocations() or _silence(t, answering)
+            reason = members.disagreement(t) or members.revocations() or self._silence(t, answering)
             if problem is not None:
                 reason = WaitReason("topology", f"no neighbours: {problem}")
             self.note(t, reason)
@@ -146,6 +146,17 @@ class Waiting:
                 return True
         return False
 
+    def _silence(self, t: int, answering: Sequence[str]) -> WaitReason:
+        """Say why no model arrives."""
+        now = asyncio.get_running_loop().time()
+        peers = self._ctx.status.peers
+        if not answering:
+            return WaitReason("silence", "no member answers")
+        if all(peers[name].is_asleep(now) for name in answering):
+            return WaitReason("asleep", "all members that answer sleep outside of their hours")
+        text = f"no member that answers has sent its model of round {t}"
+        return WaitReason("no model", text)
+
     # what is shown
 
     def note(self, t: int, reason: WaitReason) -> None:
@@ -163,10 +174,3 @@ class Waiting:
         if self._logged:
             self._ctx.log("continuing", {"round": t})
         self._logged.clear()
-
-
-def _silence(t: int, answering: Sequence[str]) -> WaitReason:
-    if not answering:
-        return WaitReason("silence", "no member answers")
-    text = f"no member that answers has sent its model of round {t}"
-    return WaitReason("no model", text)

@@ -1,6 +1,7 @@
 """Real sites that nothing can connect to, and relays in processes of their own."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from namespaces import cable, hosts, ip, require_programs
 from real_peers import TINY, Peers, create_sites, until
 
 from dispfl.config import compose
@@ -30,12 +32,12 @@ UNREACHABLE = NAMES[2:]
 class RelayProcess:
     """A relay as its operator runs it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, listen: str | None = None, namespace: str = "") -> None:
         self.folder = folder
         folder.mkdir()
         (folder / "members").mkdir()
-        [port] = free_ports(1)
-        self.listen = f"{LOOPBACK}:{port}"
+        self.listen = listen or f"{LOOPBACK}:{free_ports(1)[0]}"
+        self._prefix = ["ip", "netns", "exec", namespace] if namespace else []
         self.log = folder / "log.txt"
         settings = RelaySettings(self.listen, [], identity=folder / "identity")
         self.address = str(settings.address())
@@ -45,11 +47,13 @@ class RelayProcess:
         for site in sites:
             (self.folder / "members" / f"{site.name}.invite").write_text(str(site.invite()))
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         arguments = ["relay", "--listen", self.listen, "--members", str(self.folder / "members")]
-        arguments += ["--identity", str(self.folder / "identity")]
+        arguments += ["--identity", str(self.folder / "identity"), *more]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen([DISPFL, *arguments], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [*self._prefix, DISPFL, *arguments], stdout=log, stderr=log
+            )
         until(lambda: "listening" in self.log.read_text(), self.log.read_text, pause=0.05)
 
     def stop(self) -> None:
@@ -131,3 +135,88 @@ def test_eight_sites_of_which_six_are_unreachable_get_the_models_of_the_simulati
             }
             assert routes(peers, name) == expected
         check_same_as_simulation(peers, experiment)
+
+
+RELAY_HOST = "10.78.99.1"
+PROXY = "10.79.0.1"
+BEHIND_PROXY = "002"
+
+
+def connect(namespaces: dict[str, str]) -> None:
+    """Two sites have a cable to the relay's host, the third one only to its proxy.
+
+    No host forwards packets, and no site takes a connection from outside.
+    """
+    internet = namespaces["internet"]
+    ip("-n", internet, "address", "add", f"{RELAY_HOST}/32", "dev", "lo")
+    for number, name in enumerate(("000", "001", "proxy")):
+        cable(namespaces[name], f"10.78.{number}.2", internet, f"10.78.{number}.1")
+        way = (f"{RELAY_HOST}/32", "via", f"10.78.{number}.1")
+        ip("-n", namespaces[name], "route", "add", *way)
+    cable(namespaces[BEHIND_PROXY], "10.79.0.2", namespaces["proxy"], PROXY)
+    for name in peer_names(3):
+        inward = ("-A", "INPUT", "-p", "tcp", "--syn", "!", "-i", "lo", "-j", "DROP")
+        ip("netns", "exec", namespaces[name], "iptables", *inward)
+
+
+@contextlib.contextmanager
+def tinyproxy(folder: Path, namespace: str) -> Iterator[Path]:
+    """A proxy in a namespace; yield its log."""
+    log = folder / "proxy.log"
+    config = folder / "tinyproxy.conf"
+    config.write_text(
+        f'Port 8888\nListen {PROXY}\nTimeout 600\nLogLevel Connect\nLogFile "{log}"\n'
+        "MaxClients 50\n"
+    )
+    command = ["ip", "netns", "exec", namespace, "tinyproxy", "-d", "-c", str(config)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sites_that_nothing_can_connect_to_train_by_a_relay_one_of_them_through_a_proxy(
+    tmp_path: Path,
+) -> None:
+    require_programs("ip", "iptables", "tinyproxy")
+    names = peer_names(3)
+    experiment = compose({}, [*TINY, "topology=full", "peers=3", "rounds=3"])
+    with hosts([*names, "proxy", "internet"], connect) as namespaces:
+        relay = RelayProcess(tmp_path / "relay", f"{RELAY_HOST}:7443", namespaces["internet"])
+        sites = create_sites(
+            experiment, tmp_path / "up", {}, {name: [relay.address] for name in names}
+        )
+        relay.admit(sites)
+        own_namespaces = {name: namespaces[name] for name in names}
+        deadlines = Deadlines(min=60.0, startup=240.0)
+        peers = Peers(tmp_path / "up", names, deadlines, own_namespaces)
+        peers.proxies[BEHIND_PROXY] = f"http://{PROXY}:8888"
+        with tinyproxy(tmp_path, namespaces["proxy"]) as proxy_log:
+            try:
+                relay.start("--metrics", f"{LOOPBACK}:9465")
+                peers.start(*names)
+                peers.until(lambda: len(peers.ended()) == len(names))
+                metrics = ip(
+                    "netns", "exec", namespaces["internet"], sys.executable, "-c", READ_METRICS
+                )
+            finally:
+                peers.stop()
+                relay.stop()
+        assert f"CONNECT {RELAY_HOST}:7443" in proxy_log.read_text()
+    by_relay = relay.address.partition("#")[0]
+    for name in names:
+        assert sorted(peers.rounds(name)) == [0, 1, 2]
+        others = [other for other in names if other != name]
+        assert peers.rounds(name)[2]["received"] == others
+        assert routes(peers, name) == dict.fromkeys(others, by_relay)
+    calls = float(re.findall(r"^dispfl_relay_calls_total (.*)$", metrics, re.M)[0])
+    assert calls >= 6  # each site calls both others
+    check_same_as_simulation(peers, experiment)
+
+
+READ_METRICS = """
+from urllib.request import urlopen
+print(urlopen("http://127.0.0.1:9465/metrics").read().decode())
+"""

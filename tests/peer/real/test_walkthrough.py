@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from real_peers import until
 
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.state.store import rounds_of
@@ -23,6 +24,7 @@ DEPLOY = (Path(__file__).parents[3] / "docs/deploy.md").read_text()
 DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
 SITES = ("alice", "bob", "carol", "dave", "erin")
 ADMINISTRATORS = ("ann", "ben", "cat")
+RELAY = "relay"
 PATIENCE = 240.0
 """Seconds after which a wait fails; generous for a loaded machine."""
 FEDERATION = """
@@ -51,18 +53,29 @@ class World:
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
+    shown: str = ""
+    """Everything that was printed."""
     read_out: str = ""
     """Everything that was printed where it was created, without spaces: fingerprints among it."""
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    relay_address: str = ""
+    """What the relay has printed."""
 
     def type(self, person: str, command: str) -> None:
         """Type one command."""
         address = f"127.0.0.1:{self.ports.get(person, 0)}"
         command = command.replace("0.0.0.0:7600", address)
         command = command.replace(f"{person}.example.org:7600", address)
+        command = re.sub("wss://relay.example.org:443#sha256=[^']*", self.relay_address, command)
         command, _, target = command.partition(" > ")
         program, *words = shlex.split(command)
+        if program in ("mkdir", "cp"):
+            subprocess.run([program, *words], cwd=self.folder / person, check=True)
+            return
         assert program == "dispfl"
+        if words[0] == "relay":
+            self.start_relay(person, words)
+            return
         if words[:2] == ["peer", "run"]:
             self.nodes[person] = self.start(person, words)
             return
@@ -70,6 +83,15 @@ class World:
         if target:
             (self.folder / person / target).write_text(output)
         self.send_by_mail(person)
+
+    def start_relay(self, person: str, words: list[str]) -> None:
+        """Start the relay on a port of this machine, and note what it prints."""
+        address = f"127.0.0.1:{self.ports[person]}"
+        there = {"0.0.0.0:443": address, "relay.example.org:443": address}
+        self.nodes[person] = self.start(person, [there.get(word, word) for word in words])
+        log = self.folder / person / "log.txt"
+        until(lambda: "listening" in log.read_text(), log.read_text, pause=0.05)
+        [self.relay_address] = re.findall(r"Sites reach this relay at: (\S+)", log.read_text())
 
     def start(self, person: str, words: list[str]) -> subprocess.Popen[bytes]:
         folder = self.folder / person
@@ -100,6 +122,7 @@ class World:
         before_answer = output.rpartition("[y/N]")[0]
         for fingerprint in re.findall(r"((?:[0-9a-f]{4} ?){8})", before_answer):
             assert fingerprint.replace(" ", "") in self.read_out, fingerprint
+        self.shown += output
         self.read_out += output.replace(" ", "")
         return output
 
@@ -108,8 +131,8 @@ class World:
         folder = self.folder / sender
         for pattern in ("*.pub", "site/*.invite", "*.roster"):
             for file in folder.glob(pattern):
-                for receiver in (*SITES, *ADMINISTRATORS):
-                    if receiver != sender:
+                for receiver in (*SITES, *ADMINISTRATORS, RELAY):
+                    if receiver != sender and (self.folder / receiver).is_dir():
                         shutil.copy(file, self.folder / receiver / file.name)
 
     def wait(self) -> None:
@@ -141,8 +164,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 def commands(beginning: str, end: str) -> list[tuple[str, str]]:
     """Who types what, in a part of the page."""
     section = DEPLOY[DEPLOY.index(beginning) : DEPLOY.index(end)]
-    people = "|".join((*SITES, *ADMINISTRATORS))
-    return re.findall(rf"^({people})\$ (dispfl .*)$", section, re.M)
+    people = "|".join((*SITES, *ADMINISTRATORS, RELAY))
+    return re.findall(rf"^({people})\$ ((?:dispfl|mkdir|cp) .*)$", section, re.M)
 
 
 def test_five_sites_by_roster_take_the_15_commands_of_the_page(world: World) -> None:
@@ -177,3 +200,42 @@ def test_five_sites_by_hand_take_15_commands_and_20_with_the_doctor(world: World
     for person, command in typed:
         world.type(person, command)
     world.wait()
+
+
+def test_two_sites_without_open_ports_by_the_relay_of_the_page(world: World) -> None:
+    """The page has alice's commands; bob types the same, and both accept each other."""
+    (world.folder / RELAY).mkdir()
+    world.ports = {RELAY: free_ports(1)[0]}
+    page = commands("## Without open ports", "## Clocks")
+    typed = []
+    for person, command in page:
+        typed.append((person, command))
+        if " init " in command:
+            typed.append(("bob", command.replace("alice", "bob")))
+        if command.startswith("cp "):
+            typed.append(("alice", "dispfl peer accept site bob.invite"))
+            typed.append(("bob", "dispfl peer accept site alice.invite"))
+            typed.append(("bob", "dispfl peer run site"))  # alice's doctor finds it
+    kinds = [(person, *command.split()[:3]) for person, command in page]
+    assert kinds == [
+        ("relay", "mkdir", "members"),
+        ("relay", "dispfl", "relay", "--listen"),
+        ("alice", "dispfl", "peer", "init"),
+        ("relay", "cp", "alice.invite", "bob.invite"),
+        ("alice", "dispfl", "peer", "doctor"),
+        ("alice", "dispfl", "peer", "run"),
+        ("alice", "dispfl", "peer", "status"),
+    ]
+    for person, command in typed:
+        if command.startswith("dispfl peer status"):
+            for name in ("alice", "bob"):
+                log = world.folder / name / "log.txt"
+                assert world.nodes[name].wait(PATIENCE) == 0, log.read_text()
+        world.type(person, command)
+    for name, other in (("alice", "bob"), ("bob", "alice")):
+        rounds = rounds_of(world.folder / name / "site" / "run")
+        assert sorted(rounds) == [0, 1, 2]
+        assert rounds[2]["received"] == [other]
+    where = world.relay_address.partition("#")[0]
+    assert f"relay        {where} connects this site" in world.shown
+    assert f"by {where}" in world.shown

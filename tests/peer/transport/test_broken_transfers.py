@@ -8,8 +8,9 @@ from typing import Any
 
 from messages import refused
 
+from dispfl.peer.transport.bandwidth import MAX_TURN
 from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
-from dispfl.peer.transport.http import CHUNK_BYTES, Limits
+from dispfl.peer.transport.http import Limits
 
 Play = Callable[[Any], None]
 BODY = os.urandom(3_000_000)
@@ -62,7 +63,7 @@ def test_a_broken_transfer_is_resumed_and_the_body_is_complete(
         assert response == Response({"round": 1}, BODY)
         assert proxy.connections == 4
         assert (
-            proxy.down < len(BODY) + 4 * CHUNK_BYTES
+            proxy.down < len(BODY) + 4 * MAX_TURN
         )  # nothing was sent twice except what was lost in a break
 
     play(scenario)

@@ -30,6 +30,7 @@ from dispfl.peer.membership.identity import is_current, server_context
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
+from dispfl.peer.schedule import hours_text, overlap
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.setup.spec_versions import SpecVersions
@@ -79,6 +80,8 @@ class Answers:
     """By member: seconds that its clock is ahead of ours."""
     callers: set[str] = field(default_factory=set)
     """Members that connected to us meanwhile."""
+    hours: dict[str, list[int] | None] = field(default_factory=dict)
+    """By member: its hours, in minutes of the UTC day; None: always."""
     routes: dict[str, str] = field(default_factory=dict)
     """By member: "direct", or the relay by which it was reached."""
 
@@ -113,6 +116,7 @@ def check_network(
     clock = check_clock(answers.ahead, expired)
     yield clock
     yield from check_spec(answers)
+    yield from check_hours(config, answers)
     peers = status.get("peers") or {}
     for member in members:
         renew = f"ask {member.name} for a new key and invite"
@@ -123,6 +127,20 @@ def check_network(
         if finding.level != Level.OK:
             yield replace(finding, text=f"its certificate is {finding.text}")
         yield check_member(member, answers, peers.get(member.name, {}), running)
+
+
+def check_hours(config: SiteConfig, answers: Answers) -> Iterator[Finding]:
+    """Check that the hours of this site, and those of each member that answers, overlap."""
+    own_hours = config.schedule.start().announcement().get("hours")
+    apart = [name for name, hours in answers.hours.items() if not overlap(own_hours, hours)]
+    for name in apart:
+        text = (
+            f"{name} takes part at {hours_text(answers.hours[name] or [])} and this site at"
+            f" {hours_text(own_hours or [])} (UTC): they never exchange models"
+        )
+        yield warning("hours", text, f"Agree with {name} on schedule.hours that overlap.")
+    if own_hours and not apart:
+        yield ok("hours", f"this site takes part at {hours_text(own_hours)} (UTC)")
 
 
 async def relay_findings(site: Site, config: SiteConfig, *, running: bool) -> list[Finding]:
@@ -171,6 +189,7 @@ async def ask_members(
                 peer = ctx.status.peers[name]
                 if peer.replies:
                     answers.replied.add(name)
+                    answers.hours[name] = peer.hours
                 if peer.spec_mismatch:
                     answers.mismatches[name] = peer.spec_mismatch
             await _wait_for_callers(answers, running=running)

@@ -11,6 +11,8 @@ from dispfl.experiment import NamedSettings
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.deadlines import DeadlineSettings
+from dispfl.peer.schedule import ScheduleSettings
+from dispfl.peer.state.metrics import MetricsSettings
 from dispfl.peer.transport.http import Limits
 from dispfl.registry import METHODS
 from dispfl.robust.averages import Robust, check_mixing_weights
@@ -39,6 +41,10 @@ class SiteConfig(NamedSettings):
     """Timeouts and limits of the site's network."""
     deadlines: DeadlineSettings = DeadlineSettings()
     """How long its rounds wait for other sites."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """When it trains and exchanges models."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Where it shows its figures to a monitoring system."""
 
     @classmethod
     def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":

@@ -63,6 +63,10 @@ class PeerStatus:
     """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`;
     and whether some of its budget is `left`. None: it says nothing.
     """
+    hours: list[int] | None = None
+    """The minutes of the UTC day from which and until which it takes part; None: always."""
+    asleep_until: float | None = None
+    """When its hours begin, by the event loop's clock, if it has said that it sleeps."""
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
     revocation: str | None = None
@@ -81,6 +85,10 @@ class PeerStatus:
     def is_usable(self) -> bool:
         """Whether it may send its model: our last request got a response, and our specs agree."""
         return not self.unreachable and self.spec_mismatch is None
+
+    def is_asleep(self, now: float) -> bool:
+        """Whether it sleeps outside of its hours, by what it has said."""
+        return self.asleep_until is not None and now < self.asleep_until
 
     @property
     def latency(self) -> float | None:
@@ -144,9 +152,15 @@ class NodeStatus:
     """Whether its budget does not last for another round."""
     protection: str | None = None
     """How the last average was protected from Byzantine peers, in words."""
+    is_protected: bool | None = None
+    """Whether that withstands any Byzantine peer; None before the first average."""
     discarded: int = 0
     """Models of the last round that were not averaged, because too few arrived for the rule."""
     deadline: float = 0.0
+    step_seconds: float | None = None
+    """How long the last training step took."""
+    saving_errors: int = 0
+    """Attempts to save rounds that have failed."""
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""
     save_problem: str | None = None

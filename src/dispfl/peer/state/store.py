@@ -326,6 +326,7 @@ class SavingThread:
             await asyncio.get_running_loop().run_in_executor(self._pool, save)
         except (DispflError, OSError) as error:
             problem = self._reason(error)
+            status.saving_errors += 1
         if problem != status.save_problem:
             if problem:
                 detail = f"{problem}; training continues in memory, and saving is tried again"

@@ -29,6 +29,8 @@ class Request:
     on_alive: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
     """Called by the client's transport when the peer begins to respond, or to take a large body:
     what follows is a transfer, which may take long."""
+    on_transfer: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Called by the client's transport when the body of a response begins to arrive."""
 
 
 @dataclass(frozen=True)

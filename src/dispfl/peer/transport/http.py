@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from dispfl.errors import ConfigError
+from dispfl.peer.transport.bandwidth import MAX_TURN, MIN_RATE, Throttle, parse_bandwidth
 from dispfl.peer.transport.base import JSON, Refused, Request, Response
 from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, RefusalCounter
@@ -63,6 +65,26 @@ class Limits(Settings):
     is accepted."""
     max_connections: int = Field(default=512, ge=1)
     """Maximum incoming connections in total."""
+    bandwidth: str | None = None
+    """How fast models are sent, and how fast they are received, all together: such as "20 Mbit/s"
+    or "2.5 MB/s"; by default as fast as the network allows."""
+
+    @field_validator("bandwidth")
+    @classmethod
+    def _check_bandwidth(cls, bandwidth: str | None) -> str | None:
+        rate = MIN_RATE if bandwidth is None else parse_bandwidth(bandwidth)
+        if rate is None or rate < MIN_RATE:
+            raise ConfigError(
+                f"limits.bandwidth is {bandwidth!r}; give a rate of 0.1 Mbit/s or more, such as"
+                ' "20 Mbit/s" or "2.5 MB/s".',
+                key="limits.bandwidth",
+            )
+        return bandwidth
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The bandwidth as a number; None if it is not limited."""
+        return parse_bandwidth(self.bandwidth) if self.bandwidth else None
 
     @property
     def min_bytes(self) -> int:
@@ -231,10 +253,15 @@ class StalledError(TimeoutError):
 
 
 @contextlib.asynccontextmanager
-async def stall_timeout(sock: CountingSocket | None, limits: Limits) -> AsyncIterator[None]:
-    """Raise `StalledError` in the block once a transfer is slower than the minimum rate."""
+async def stall_timeout(
+    sock: CountingSocket | None, limits: Limits, throttle: Throttle
+) -> AsyncIterator[None]:
+    """Raise `StalledError` in the block once a transfer is slower than the minimum rate.
+
+    While it waits for its turn under our own bandwidth, it is not.
+    """
     limit = asyncio.timeout(None)
-    watch = _StallWatch(sock, limits, limit)
+    watch = _StallWatch(sock, limits, limit, throttle)
     try:
         async with limit:
             try:
@@ -252,7 +279,14 @@ async def stall_timeout(sock: CountingSocket | None, limits: Limits) -> AsyncIte
 class _StallWatch:
     """Checks the progress every `stall_timeout` seconds and cancels a transfer that is too slow."""
 
-    def __init__(self, sock: CountingSocket | None, limits: Limits, limit: asyncio.Timeout) -> None:
+    def __init__(
+        self,
+        sock: CountingSocket | None,
+        limits: Limits,
+        limit: asyncio.Timeout,
+        throttle: Throttle,
+    ) -> None:
+        self._throttle = throttle
         self._sock = sock
         self._limits = limits
         self._limit = limit
@@ -263,7 +297,8 @@ class _StallWatch:
         self.timer = asyncio.get_running_loop().call_later(self._limits.stall_timeout, self._check)
 
     def _check(self) -> None:
-        if self._total - self._before >= self._limits.min_bytes:
+        has_progressed = self._total - self._before >= self._limits.min_bytes
+        if self._throttle.has_waited() or has_progressed:
             self._schedule()
         else:
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -273,15 +308,14 @@ class _StallWatch:
         return self._sock.total_bytes if self._sock else 0
 
 
-CHUNK_BYTES = 256 * 1024
 _LARGE_BODY = 1024 * 1024
 
 
-def chunks(body: bytes, start: int = 0) -> Iterator[memoryview]:
+def chunks(body: bytes, start: int = 0, size: int = MAX_TURN) -> Iterator[memoryview]:
     """Split a body, from byte `start`, into chunks that share its memory."""
     view = memoryview(body)
-    for offset in range(start, len(body), CHUNK_BYTES):
-        yield view[offset : offset + CHUNK_BYTES]
+    for offset in range(start, len(body), size):
+        yield view[offset : offset + size]
 
 
 async def body_digest(body: bytes, length: int) -> str:

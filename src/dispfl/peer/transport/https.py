@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from dispfl.peer.transport import http
+from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.base import Handler, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Identify, Limits, PartialBody, TransportCounters
@@ -65,6 +66,7 @@ class HttpsTransport:
         self.name = name
         self.limits = limits or Limits()
         self.guard = guard or RequestGuard()
+        self._bandwidth = Bandwidth(self.limits.bytes_per_second)
         self.counters = TransportCounters(refused=self.guard.refused)
         self._listen = listen
         self._client = client
@@ -114,6 +116,7 @@ class HttpsTransport:
             self.limits,
             self.counters,
             self.guard,
+            self._bandwidth,
         )
         self._listener = Listener(
             self._server, http_handler, self.limits, self.counters, self.guard.addresses
@@ -206,6 +209,7 @@ class HttpsTransport:
                 self.limits,
                 counter,
                 self._routes[peer],
+                self._bandwidth,
                 self._may_connect,
                 self.relays,
             )

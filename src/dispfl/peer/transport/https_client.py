@@ -20,6 +20,7 @@ from yarl import URL
 
 from dispfl.peer.membership.address import Address, RelayAddress
 from dispfl.peer.transport import http
+from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.base import JSON, Refused, Request, Response
 from dispfl.peer.transport.http import (
     ByteCounter,
@@ -70,11 +71,13 @@ class PeerConnections:
         limits: Limits,
         counter: ByteCounter,
         routes: Routes,
+        bandwidth: Bandwidth,
         may_connect: Callable[[str], bool] = lambda ip: True,
         relays: RelayClient | None = None,
     ) -> None:
         self.name = name
         self.routes = routes
+        self._bandwidth = bandwidth
         self._relays = relays
         self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}
@@ -175,10 +178,14 @@ class PeerConnections:
                 )
                 http_response = await stack.enter_async_context(post)
             request.on_alive()
-            return await self._read(http_response, request.kind, limit, partial)
+            return await self._read(http_response, request, limit, partial)
 
     async def _read(
-        self, http_response: aiohttp.ClientResponse, kind: str, limit: int, partial: PartialBody
+        self,
+        http_response: aiohttp.ClientResponse,
+        request: Request,
+        limit: int,
+        partial: PartialBody,
     ) -> Response:
         self.last_date = (http_response.headers.get("Date", ""), time.time())
         fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
@@ -199,8 +206,8 @@ class PeerConnections:
         assert length is not None
         if offset + length > limit:
             message = (
-                f"{self.name}'s response to {kind!r} has {offset + length} bytes; at most {limit}"
-                " are allowed."
+                f"{self.name}'s response to {request.kind!r} has {offset + length} bytes; at most"
+                f" {limit} are allowed."
             )
             raise Refused(Refusal.TOO_LONG, message)
         if offset == 0:
@@ -211,17 +218,23 @@ class PeerConnections:
 
         connection = http_response.connection
         sock = self.socket_of(connection.transport if connection else None)
-        async with stall_timeout(sock, self._limits):
-            async for chunk in http_response.content.iter_any():
+        if length:
+            request.on_transfer()
+        throttle = self._bandwidth.receiving(request.kind)
+        async with stall_timeout(sock, self._limits, throttle):
+            async for chunk in http_response.content.iter_chunked(throttle.limit.turn):
+                await throttle.take(len(chunk))
                 partial.add(chunk)
                 self._counter.body_received += len(chunk)
         return Response(header, partial.body())
 
-    async def send(self, body: bytes, writer: AbstractStreamWriter) -> None:
+    async def send(self, request: Request, writer: AbstractStreamWriter) -> None:
         """Send the body of a request."""
         sock = self.socket_of(getattr(writer, "transport", None))
-        async with stall_timeout(sock, self._limits):
-            for chunk in chunks(body):
+        throttle = self._bandwidth.sending(request.kind)
+        async with stall_timeout(sock, self._limits, throttle):
+            for chunk in chunks(request.body, size=throttle.limit.turn):
+                await throttle.take(len(chunk))
                 await writer.write(chunk)
                 self._counter.body_sent += len(chunk)
 
@@ -272,7 +285,7 @@ class _Body(aiohttp.payload.Payload):
         self._set_deadline(None)
         if len(self._request.body) > _SMALL_BODY:  # the server has accepted the header
             self._request.on_alive()
-        await self._connections.send(self._value, writer)
+        await self._connections.send(self._request, writer)
         self._set_deadline(self._connections.response_deadline())
 
     def _set_deadline(self, when: float | None) -> None:

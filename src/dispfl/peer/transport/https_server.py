@@ -13,6 +13,7 @@ from collections.abc import Callable
 from aiohttp import hdrs, web
 
 from dispfl.peer.transport import http
+from dispfl.peer.transport.bandwidth import Bandwidth, Throttle
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import (
@@ -55,7 +56,9 @@ class HttpHandler:
         limits: Limits,
         counters: TransportCounters,
         guard: RequestGuard,
+        bandwidth: Bandwidth,
     ) -> None:
+        self._bandwidth = bandwidth
         self._name = name
         self._identify = identify
         self._max_body = max_body
@@ -101,7 +104,8 @@ class HttpHandler:
         if isinstance(response, Refused):
             return _refusal(http_request, response)
         offset = await _resumed_offset(request.offset, client_digest, response.body)
-        return await self._send_response(http_request, connection, response, offset)
+        throttle = self._bandwidth.sending(request.kind)
+        return await self._send_response(http_request, connection, response, offset, throttle)
 
     async def _read(
         self, http_request: web.BaseRequest, connection: ServerConnection
@@ -167,8 +171,10 @@ class HttpHandler:
             await http_request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             http_request.writer.output_size = 0  # the interim response does not count as output
         body = io.BytesIO()
-        async with stall_timeout(connection.sock, self._limits):
-            async for chunk in http_request.content.iter_any():
+        throttle = self._bandwidth.receiving(kind)
+        async with stall_timeout(connection.sock, self._limits, throttle):
+            async for chunk in http_request.content.iter_chunked(throttle.limit.turn):
+                await throttle.take(len(chunk))
                 body.write(chunk)
         self._counters.counter(connection.member or UNKNOWN).body_received += length
         return body.getvalue()
@@ -193,6 +199,7 @@ class HttpHandler:
         connection: ServerConnection,
         response: Response,
         offset: int,
+        throttle: Throttle,
     ) -> web.StreamResponse:
         fields: dict[str, JSON] = {
             "version": http.PROTOCOL_VERSION,
@@ -209,9 +216,10 @@ class HttpHandler:
         http_response.content_length = len(response.body) - offset
         counter = self._counters.counter(connection.member or UNKNOWN)
         sent_before = connection.sock.sent
-        async with stall_timeout(connection.sock, self._limits):
+        async with stall_timeout(connection.sock, self._limits, throttle):
             await http_response.prepare(http_request)
-            for chunk in chunks(response.body, offset):
+            for chunk in chunks(response.body, offset, throttle.limit.turn):
+                await throttle.take(len(chunk))
                 await http_response.write(chunk)
                 counter.body_sent += len(chunk)
             await http_response.write_eof()
