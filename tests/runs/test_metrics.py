@@ -58,11 +58,14 @@ KEYS = [
     "links",
     "missed_links",
     "similarities",
+    "message_bytes",
     "senders",
     "flops_per_peer",
     "flops_total",
+    "kernel_flops",
     "failures",
     "seconds",
+    "simulated",
 ]
 
 

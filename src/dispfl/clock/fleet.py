@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dispfl.clock.availability import ALWAYS, DAY, HOUR, Availability, Windows, random_turns
 from dispfl.clock.links import SECOND, UNLIMITED, Link
@@ -50,6 +50,18 @@ class Network(Settings):
     """Mbit/s that a server sends; unlimited if not given."""
     server_down: float | None = Field(default=None, gt=0)
     """Mbit/s that a server receives; unlimited if not given."""
+
+    @field_validator("latencies")
+    @classmethod
+    def _absolute(cls, latencies: str | None) -> str | None:
+        return absolute_file(latencies) if latencies and latencies != WORLD else latencies
+
+
+def absolute_file(name: str) -> str:
+    """Return the absolute path of a file; a name without an ending is that of a preset."""
+    if not Path(name).suffix:
+        return name
+    return str(Path(name).expanduser().absolute())
 
 
 @dataclass(frozen=True)

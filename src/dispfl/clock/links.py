@@ -37,7 +37,7 @@ class Link:
     """The up- or downlink of a node: its capacity over time, and the transfers that share it."""
 
     __slots__ = ("bandwidth", "availability", "reserved", "capacity", "level", "transfers",
-                 "next_change", "use", "_position")  # fmt: skip
+                 "next_change", "rate", "use", "_position")  # fmt: skip
 
     def __init__(self, bandwidth: int, availability: Availability = ALWAYS) -> None:
         self.bandwidth = bandwidth
@@ -52,8 +52,10 @@ class Link:
         """The transfers that share it, each with its other link."""
         self.next_change: int | None = None
         """When its capacity changes next; None: never again, or nobody has asked yet."""
+        self.rate = 0
+        """What the transfers of this round take of it at the present time."""
         self.use: Steps = []
-        """What the transfers of this round take of it."""
+        """The same over time."""
         self._position = 0
 
     def update(self, now: int) -> bool:
@@ -75,12 +77,11 @@ class Link:
 
     def note_use(self, now: int) -> None:
         """Note what its transfers take of it from now on."""
-        if self.bandwidth == UNLIMITED:
-            return
-        rate = sum(transfer.rate for transfer in self.transfers)
-        if self.use and self.use[-1][0] == now:
-            self.use.pop()
-        self.use.append((now, rate))
+        use = self.use
+        if use and use[-1][0] == now:
+            use[-1] = (now, self.rate)
+        elif self.bandwidth < UNLIMITED:
+            use.append((now, self.rate))
 
     def end_round(self, horizon: int) -> None:
         """Reserve what this round has used of it after a time, before which nothing will start."""
@@ -116,6 +117,8 @@ class Transfer:
         """Go on at another rate."""
         self.left -= self.rate * (now - self.since)
         self.since = now
+        self.uplink.rate += rate - self.rate
+        self.downlink.rate += rate - self.rate
         self.rate = rate
         if self.left <= 0 or rate >= UNLIMITED:
             self.end = now
@@ -145,10 +148,10 @@ class SharedLinks:
 
     def remove(self, transfer: Transfer) -> None:
         """End a transfer; `share` gives its rate to others."""
-        del transfer.uplink.transfers[transfer]
-        del transfer.downlink.transfers[transfer]
-        self._touched[transfer.uplink] = None
-        self._touched[transfer.downlink] = None
+        for link in (transfer.uplink, transfer.downlink):
+            del link.transfers[transfer]
+            link.rate -= transfer.rate
+            self._touched[link] = None
 
     def touch(self, link: Link) -> None:
         """Share a link anew whose capacity has changed."""
@@ -160,6 +163,8 @@ class SharedLinks:
         Return the transfers whose rate has changed or that are new, and the links that were shared
         anew.
         """
+        if not self._touched:
+            return [], ()
         changed = dict.fromkeys(self._new)
         shared = dict(self._touched)
         queue = deque(self._touched)

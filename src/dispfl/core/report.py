@@ -24,6 +24,9 @@ class Passes(NamedTuple):
     """The weights kept in each layer meanwhile."""
     trained: list[int] | None = None
     """Those of them that were trained; None: all of them."""
+    computed: list[int] | None = None
+    """The weights of each layer that the kernels multiply: with masks of single weights those that
+    are left out, too. None: the kept ones."""
 
 
 @dataclass
@@ -134,10 +137,13 @@ class Report:
     evaluation is left out."""
     passes: list[Passes] = field(default_factory=list)
     """The training done."""
+    evaluations: list[Passes] = field(default_factory=list)
+    """The samples passed forward only, to evaluate a model."""
 
     def __post_init__(self) -> None:
         # JSON gives lists for tuples.
         self.passes = [Passes(*entry) for entry in self.passes]
+        self.evaluations = [Passes(*entry) for entry in self.evaluations]
 
     @property
     def score(self) -> float | None:
