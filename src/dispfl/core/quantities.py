@@ -268,6 +268,14 @@ ROUND_QUANTITIES = (
         higher_is_better=False,
     ),
     Quantity(
+        f"{SIMULATED}.end",
+        Shape.PEERS,
+        "the simulated time at which the peer has finished the round, since the start of the run;"
+        " null for a peer that took no part",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
         f"{SIMULATED}.computing",
         Shape.PEERS,
         "simulated time that the peer computes in the round; null for a peer that took no part",

@@ -10,14 +10,68 @@ from statistics import fmean
 from typing import Any
 
 from dispfl.clock.availability import HOUR
-from dispfl.clock.fleet import Fleet
+from dispfl.clock.fleet import Fleet, Network, make_fleet
 from dispfl.clock.links import SECOND
 from dispfl.clock.schedule import Clock, ModelMessage, RoundTimes, RoundWork
+from dispfl.core.device_classes import read_classes
+from dispfl.core.names import roster_of
 from dispfl.core.quantities import SIMULATED
-from dispfl.errors import RunError
+from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Simulation
 from dispfl.methods.base import SERVER
 from dispfl.runs.links import decode_sizes
 from dispfl.runs.metrics import Metrics, measured_values, spread
+
+
+def fleet_of_config(config: Mapping[str, Any]) -> Fleet | None:
+    """Return the fleet of a run's clock, from its config; None without a clock."""
+    return make_fleet(
+        config.get("fleet"),
+        read_classes(config),
+        Network(**config.get("network", {})),
+        roster_of(config),
+        int(config["seed"]),
+    )
+
+
+OF_A_CLOCK = ("fleet", "classes", "network")
+"""The settings that a finished run can be timed with anew."""
+
+
+def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Fleet:
+    """Return the fleet that some settings of a clock make of a run's peers.
+
+    A changed fleet, or changed classes, leave nothing of the fleet that the run had.
+    """
+    for key in changes:
+        if key not in OF_A_CLOCK:
+            raise ConfigError(
+                f"{key} is no setting of a clock: {', '.join(OF_A_CLOCK)} can be changed without"
+                " training again.",
+                key=key,
+            )
+    own = {key: config[key] for key in OF_A_CLOCK if key in config}
+    if "fleet" in changes or "classes" in changes:
+        own = {}
+    settings = Simulation(
+        seed=config["seed"],
+        peers=config["peers"],
+        names=config.get("names", ()),
+        **{**own, **changes, "network": {**own.get("network", {}), **changes.get("network", {})}},
+    )
+    fleet = settings.fleet_of(roster_of(config))
+    if fleet is None:
+        raise ConfigError("Name the devices of the clock: fleet=phones.", key="fleet")
+    return fleet
+
+
+def timed_records(
+    records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]
+) -> list[Metrics]:
+    """Return the lines of a run's metrics with their times on another fleet."""
+    clock = RunClock(fleet, roster)
+    return [{**record, SIMULATED: clock.advance(record)} for record in records]
+
 
 PHASES = ("computing", "transferring", "waiting")
 """How a peer spends a round."""
@@ -67,12 +121,12 @@ def round_work(record: Mapping[str, Any], roster: Sequence[str]) -> RoundWork:
 
 def simulated_times(times: RoundTimes, fleet: Fleet, roster: Sequence[str]) -> Metrics:
     """Return the times of a round as a line of the metrics has them."""
-    phases: dict[str, list[float | None]] = {phase: [] for phase in (*PHASES, "busy")}
+    phases: dict[str, list[float | None]] = {phase: [] for phase in ("end", *PHASES, "busy")}
     joules = 0.0
     has_watts = True
     for peer in roster:
         of_peer = times.peers.get(peer)
-        for phase in PHASES:
+        for phase in ("end", *PHASES):
             seconds = None if of_peer is None else getattr(of_peer, phase) / SECOND
             phases[phase].append(seconds)
         busy = None
