@@ -28,7 +28,7 @@ def test_three_transfers_share_one_uplink():
     """One of them has a slow receiver, 10 B/s, so the other two get (100 - 10) / 2 each."""
     uplink = Link(100)
     links = SharedLinks()
-    transfers = [Transfer(uplink, Link(down), 1000, None) for down in (10, 200, 200)]
+    transfers = [Transfer(uplink, Link(down), 1000) for down in (10, 200, 200)]
     for transfer in transfers:
         links.add(transfer, now=0)
     links.share(0)
@@ -70,9 +70,7 @@ def test_rates_after_starts_ends_and_changes_are_those_of_filling_all_links_anew
     for now in range(60):
         for _ in range(random.randrange(1, 4)):
             limit = random.choice((UNLIMITED, UNLIMITED, 400_000))
-            transfer = Transfer(
-                random.choice(uplinks), random.choice(downlinks), 10**9, None, limit
-            )
+            transfer = Transfer(random.choice(uplinks), random.choice(downlinks), 10**9, limit)
             links.add(transfer, now)
             transfers.append(transfer)
         if random.random() < 0.5:

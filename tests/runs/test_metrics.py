@@ -24,6 +24,7 @@ from dispfl.runs.metrics import (
     Metrics,
     flops_of,
     groups,
+    kernel_flops_of,
     last,
     mean_peer_seconds,
     round_metrics,
@@ -301,3 +302,19 @@ def test_groups_have_the_seconds_of_their_peers_over_the_rounds_in_which_they_tr
     found = groups([0.5, 0.5, 1.0, 1.0], {"per_peer": [0.2, 0.4, 0.9, 0.9]}, seconds)
     assert [group["seconds"] for group in found] == [3.0, 8.0]
     assert mean_peer_seconds([{"round": 0}]) is None
+
+
+def test_kernels_compute_what_masks_of_weights_leave_out_and_evaluations() -> None:
+    """Layers of 6 and 3 weights, of which 3 and 3 are kept; see the costs above.
+
+    Training whole layers on 14 samples counts as 4 + 10 samples of the search above; evaluating 2
+    samples is a forward pass, a third of training.
+    """
+    learning = Passes(2 * 7, [3, 3])
+    whole = flops_of(Report(passes=[Passes(2 * 7, [6, 3])]), COST)
+    report = Report(passes=[learning], computed=[6, 3], evaluations=[Passes(2, [6, 3])])
+    assert kernel_flops_of(report, COST) == whole + 2 * COST.dense()
+    assert kernel_flops_of(Report(passes=[learning]), COST) == 378  # a small network
+    head = Report(passes=[Passes(1, [3, 3], [0, 1])], computed=[6, 3])
+    assert kernel_flops_of(head, COST) == COST.training([6, 3], 1, [0, 3])
+    assert kernel_flops_of(Report(evaluations=[Passes(2, [6, 3])]), COST) is None

@@ -1,4 +1,4 @@
-"""When a device is online: always, in turns of random length, in a daily window, or as a trace says.
+"""When a device is online: always, in turns of random length, or in a daily window.
 
 A device that is offline neither computes nor transfers, and goes on where it stopped.
 """

@@ -4,12 +4,12 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -70,7 +70,7 @@ class Preset:
 
     about: str
     classes: Mapping[str, DeviceClass]
-    network: Network = Network()
+    network: Network
     path_mbps: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Mbit/s of a transfer between devices of two classes, where the way limits it."""
 
@@ -82,9 +82,12 @@ class Fleet:
     devices: Mapping[str, Device]
     class_of: Mapping[str, str]
     """The name of each peer's class."""
-    network: Network = Network()
+    network: Network = field(default_factory=Network)
     seed: int = 0
     path_mbps: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Mbit/s of a transfer between devices of two classes, where the way limits it."""
+    round_trips: Sequence[Sequence[float]] = ()
+    """A matrix of round-trip times in ms, if latencies are taken from one."""
     _availabilities: dict[str, Availability] = field(default_factory=dict)
 
     @property
@@ -119,10 +122,10 @@ class Fleet:
 
     def latency(self, sender: str, receiver: str) -> int:
         """Return the nanoseconds that a message takes to the receiver, besides its transfer."""
-        if self._round_trips is not None:
+        if self.round_trips:
             row = self._place(sender)
             column = self._place(receiver)
-            return round(self._round_trips[row][column] * MILLISECOND / 2)
+            return round(self.round_trips[row][column] * MILLISECOND / 2)
         median = self.network.latency or 0.0
         sigma = self.network.latency_sigma or 0.0
         if sigma:
@@ -133,15 +136,8 @@ class Fleet:
         # not change those.
         return round(median * MILLISECOND / MICROSECOND) * MICROSECOND
 
-    @cached_property
-    def _round_trips(self) -> list[list[float]] | None:
-        if not self.network.latencies:
-            return None
-        return read_latencies(self.network.latencies)
-
     def _place(self, node: str) -> int:
-        assert self._round_trips is not None
-        return stream_seed(self.seed, "place", node) % len(self._round_trips)
+        return stream_seed(self.seed, "place", node) % len(self.round_trips)
 
     def availability(self, node: str) -> Availability:
         """Return when a node is online; a server always is."""
@@ -185,10 +181,21 @@ def make_fleet(
     if fleet:
         check_one_fleet(fleet, classes)
         if Path(fleet).suffix in (".csv", ".npz"):
-            return _fleet_of_file(Path(fleet), network, roster, seed)
-        return _fleet_of_preset(fleet, network, roster, seed)
-    if not any(device.has_device for device in classes.values()):
+            made = _fleet_of_file(Path(fleet), network, roster, seed)
+        else:
+            made = _fleet_of_preset(fleet, network, roster, seed)
+    elif any(device.has_device for device in classes.values()):
+        made = _fleet_of_classes(classes, network, roster, seed)
+    else:
         return None
+    if made.network.latencies:
+        return replace(made, round_trips=read_latencies(made.network.latencies))
+    return made
+
+
+def _fleet_of_classes(
+    classes: Mapping[str, DeviceClass], network: Network, roster: Sequence[str], seed: int
+) -> Fleet:
     class_of = assign_classes(classes, roster)
     for name, device in classes.items():
         if device.speed is None:
@@ -240,11 +247,12 @@ def _shuffled(roster: Sequence[str], seed: int) -> list[str]:
 def _class_at(position: float, classes: Mapping[str, DeviceClass]) -> str:
     """Return the class in whose share of all peers a position between 0 and 1 is."""
     end = 0.0
-    for name, device in classes.items():
-        end += device.share or 0.0
+    names = list(classes)
+    for name in names:
+        end += classes[name].share or 0.0
         if position < end:
-            break
-    return name
+            return name
+    return names[-1]
 
 
 # Files
@@ -334,13 +342,20 @@ def _read_columns(path: Path) -> dict[str, Sequence[Any]]:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 return {name: arrays[name].ravel().tolist() for name in arrays.files}
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig")), strict=True))
-    except (OSError, ValueError, EOFError, csv.Error) as problem:
+    except (OSError, ValueError, EOFError, BadZipFile, csv.Error) as problem:
         raise ConfigError(
-            f"fleet={path} cannot be read as a table of devices: {problem}.", key="fleet"
+            f"fleet={path} cannot be read as a table of devices: {_reason(problem)}.", key="fleet"
         ) from None
     if not rows:
         raise ConfigError(f"fleet={path} has no devices.", key="fleet")
     return {str(name): [row[name] for row in rows] for name in rows[0]}
+
+
+def _reason(problem: Exception) -> str:
+    """Return what is wrong with a file, without its name."""
+    if isinstance(problem, OSError) and problem.strerror:
+        return problem.strerror
+    return str(problem)
 
 
 def read_latencies(source: str) -> list[list[float]]:
@@ -353,7 +368,8 @@ def read_latencies(source: str) -> list[list[float]]:
         text = read_regular(Path(source)).decode("utf-8-sig")
     except (OSError, ValueError) as problem:
         raise ConfigError(
-            f"network.latencies={source} cannot be read: {problem}. Give {WORLD}, or a CSV file.",
+            f"network.latencies={source} cannot be read: {_reason(problem)}. Give {WORLD}, or a CSV"
+            " file.",
             key="network.latencies",
         ) from None
     rows = [row for row in csv.reader(io.StringIO(text)) if row]

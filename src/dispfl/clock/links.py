@@ -18,7 +18,7 @@ product, a billionth of a byte. So the times are the same on every machine.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from operator import itemgetter
 
@@ -36,8 +36,18 @@ Steps = list[tuple[int, int]]
 class Link:
     """The up- or downlink of a node: its capacity over time, and the transfers that share it."""
 
-    __slots__ = ("bandwidth", "availability", "reserved", "capacity", "level", "transfers",
-                 "next_change", "rate", "use", "_position")  # fmt: skip
+    __slots__ = (
+        "_position",
+        "availability",
+        "bandwidth",
+        "capacity",
+        "level",
+        "next_change",
+        "rate",
+        "reserved",
+        "transfers",
+        "use",
+    )  # fmt: skip
 
     def __init__(self, bandwidth: int, availability: Availability = ALWAYS) -> None:
         self.bandwidth = bandwidth
@@ -95,10 +105,15 @@ class Link:
 class Transfer:
     """Bytes on their way from one node to another."""
 
-    __slots__ = ("uplink", "downlink", "limit", "left", "rate", "since", "end", "purpose")
+    __slots__ = ("delivered", "downlink", "end", "left", "limit", "rate", "since", "uplink")
 
     def __init__(
-        self, uplink: Link, downlink: Link, size: int, purpose: object, limit: int = UNLIMITED
+        self,
+        uplink: Link,
+        downlink: Link,
+        size: int,
+        limit: int = UNLIMITED,
+        delivered: Callable[[int], None] = lambda now: None,
     ) -> None:
         self.uplink = uplink
         self.downlink = downlink
@@ -111,7 +126,8 @@ class Transfer:
         self.since = 0
         self.end: int | None = None
         """When it ends at this rate; None: not at all."""
-        self.purpose = purpose
+        self.delivered = delivered
+        """What happens when its last byte has left the links."""
 
     def set_rate(self, rate: int, now: int) -> None:
         """Go on at another rate."""

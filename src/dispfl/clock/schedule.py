@@ -18,6 +18,7 @@ while a simulation runs, round by round.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -146,7 +147,9 @@ class _RoundSimulation:
         downlink = self._link(self.downlinks, receiver, self.fleet.downlink)
         latency = self.fleet.latency(sender, receiver)
         limit = self.fleet.path_limit(sender, receiver)
-        transfer = Transfer(uplink, downlink, size, (latency, arrived), limit)
+        transfer = Transfer(
+            uplink, downlink, size, limit, lambda now: self.at(now + latency, arrived)
+        )
         self._links.add(transfer, now)
 
     def _link(self, links: dict[str, Link], node: str, make: Callable[[str], Link]) -> Link:
@@ -168,8 +171,7 @@ class _RoundSimulation:
         if isinstance(event, Transfer):
             if event.end == now and event in event.uplink.transfers:  # else its rate has changed
                 self._links.remove(event)
-                latency, arrived = event.purpose
-                self.at(now + latency, arrived)
+                event.delivered(now)
         elif isinstance(event, Link):
             self._changes.pop(event, None)
             if event.transfers and event.update(now):
@@ -204,9 +206,9 @@ def _gossip_round(
     nodes = dict.fromkeys(work.operations)
     for message in work.messages:
         nodes |= dict.fromkeys((message.sender, message.receiver))
-    for peer in nodes:
-        duration = simulation.fleet.computing_time(peer, work.operations.get(peer, 0))
-        peers[peer] = _GossipPeer(peer, simulation, peers, duration, ready.get(peer, 0))
+    for name in nodes:
+        duration = simulation.fleet.computing_time(name, work.operations.get(name, 0))
+        peers[name] = _GossipPeer(name, simulation, peers, duration, ready.get(name, 0))
     for message in work.messages:
         peers[message.receiver].expect(message)
     for peer in peers.values():
@@ -322,13 +324,13 @@ def _server_round(
     cohort = {peer: PeerTimes(start) for peer in downloads}
     ends = [start]
 
-    def download(peer: str) -> None:
+    def download(peer: str, start: int) -> None:
         def arrived(now: int) -> None:
             cohort[peer].transferring += now - start
             duration = simulation.fleet.computing_time(peer, work.operations.get(peer, 0))
             end = simulation.fleet.availability(peer).finish(now, duration)
             cohort[peer].computing = end - now
-            simulation.at(end, lambda now: upload(peer, now))
+            simulation.at(end, partial(upload, peer))
 
         simulation.send(SERVER, peer, downloads[peer], start, arrived)
 
@@ -343,7 +345,7 @@ def _server_round(
             ends.append(began)
 
     for peer in downloads:
-        simulation.at(start, lambda now, peer=peer: download(peer))
+        simulation.at(start, partial(download, peer))
     simulation.run()
     for times in cohort.values():
         times.end = max(ends)

@@ -45,9 +45,9 @@ class Device(Settings):
     """Mbit/s that it receives; unlimited if not given."""
     watts: float | None = Field(default=None, ge=0)
     """What it draws while it computes."""
-    on_hours: float | None = Field(default=None, gt=0)
+    on_hours: float | None = Field(default=None, ge=0.001)
     """With `off_hours`: it is online in turns of random length, with this mean."""
-    off_hours: float | None = Field(default=None, gt=0)
+    off_hours: float | None = Field(default=None, ge=0.001)
     """The mean length of the turns in between."""
     daily: str | None = None
     """When it is online each day, such as 22:00-06:00; a run starts at midnight."""
@@ -86,8 +86,8 @@ class Device(Settings):
             )
         if self.daily is not None and len(set(self.daily_minutes)) == 1:
             raise ConfigError(
-                f"classes.NAME.daily is {self.daily}, which begins when it ends; omit it for devices"
-                " that are always online.",
+                f"classes.NAME.daily is {self.daily}, which ends when it begins; omit it if devices"
+                " are always online.",
                 key="classes",
             )
         return self

@@ -220,9 +220,9 @@ ROUND_QUANTITIES = (
     Quantity(
         "message_bytes",
         Shape.LINKS,
-        "the size of each model in bytes, by receiver and in the same order, as in `1-3:400,5:380?20`:"
-        " whose models, their size, and after `?` the size of each request; null: more than 100,000"
-        " models, and no [clock](../time.md)",
+        "the size of each received model in bytes, by receiver, as in `1-3:400,5:380?20;0:390`:"
+        " whose models, their size, and after `?` the size of each request; null: more than"
+        " 100,000 messages, and no [clock](../time.md)",
     ),
     Quantity(
         "senders",
@@ -247,8 +247,8 @@ ROUND_QUANTITIES = (
     Quantity(
         "kernel_flops",
         Shape.PEERS,
-        "FLOPs that the kernels do for a peer, dense where masks leave out single weights: training,"
-        " the mask search and evaluation; null for a peer that took no part",
+        "FLOPs that the kernels do for a peer, dense where masks leave out single weights:"
+        " training, the mask search and evaluation; null for a peer that took no part",
         unit="FLOPs",
         higher_is_better=False,
     ),

@@ -24,9 +24,6 @@ class Passes(NamedTuple):
     """The weights kept in each layer meanwhile."""
     trained: list[int] | None = None
     """Those of them that were trained; None: all of them."""
-    computed: list[int] | None = None
-    """The weights of each layer that the kernels multiply: with masks of single weights those that
-    are left out, too. None: the kept ones."""
 
 
 @dataclass
@@ -137,6 +134,9 @@ class Report:
     evaluation is left out."""
     passes: list[Passes] = field(default_factory=list)
     """The training done."""
+    computed: list[int] = field(default_factory=list)
+    """The weights of each layer of the network that trains: with masks of single weights, those
+    that are left out are multiplied too. Empty: the kept ones."""
     evaluations: list[Passes] = field(default_factory=list)
     """The samples passed forward only, to evaluate a model."""
 

@@ -58,13 +58,13 @@ class TrainedPart:
     @cached_property
     def passes(self) -> Passes:
         """The weights kept and trained in each layer, and no samples yet."""
-        sizes = list(self.layout.sizes)
-        trained_counts = None
-        if self.only is not None:
-            trained_counts = kept_per_layer(self.only, self.layout)
         if self.kept is None:
-            return Passes(0, sizes, trained_counts)
-        return Passes(0, kept_per_layer(self.kept, self.layout), trained_counts, computed=sizes)
+            kept_counts = list(self.layout.sizes)
+        else:
+            kept_counts = kept_per_layer(self.kept, self.layout)
+        if self.only is None:
+            return Passes(0, kept_counts)
+        return Passes(0, kept_counts, kept_per_layer(self.only, self.layout))
 
     @property
     def parameters(self) -> tuple[bool, ...] | None:

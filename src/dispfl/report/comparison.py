@@ -454,8 +454,8 @@ def _check_comparable(run: RecordedRun, budget: Budget) -> None:
         )
     if budget is Budget.HOURS and run.hours is None:
         raise RunError(
-            f"{run.path} has no simulated hours: it was run without a clock. Run it with fleet=NAME,"
-            " or see `dispfl time`."
+            f"{run.path} has no simulated hours: it was run without a clock. Run it with"
+            " fleet=NAME, or see `dispfl time`."
         )
 
 

@@ -16,8 +16,8 @@ from dispfl.report.peers import labels_section, peers_section
 from dispfl.report.results import ReportResults, group_runs
 from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
 from dispfl.report.sections import privacy_section, results_section
-from dispfl.report.timeline import time_section
 from dispfl.report.summary import summary_block
+from dispfl.report.timeline import time_section
 from dispfl.report.wording import join_and, join_numbers, plural
 from dispfl.terminal import printable
 

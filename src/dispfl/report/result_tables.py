@@ -285,7 +285,7 @@ def _legend(comparison: Comparison, columns: set[str]) -> Iterator[str]:
             " rounds."
         )
     if comparison.has_hours and shows("hours"):
-        yield "Simulated hours: when the last peer has finished the round, by the clock of its fleet."
+        yield "Simulated hours: when the last peer has finished the round, by the fleet's clock."
     if VALIDATION in comparison.extras:
         yield _validation_sentence(comparison)
     if GAP in comparison.extras and shows(GAP):

@@ -16,7 +16,14 @@ from dispfl.report.result_tables import against_sentence, hours_text
 from dispfl.report.runs import RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import ALWAYS, NEEDED, Table, TableColumn, omitted_note
 from dispfl.report.units import BYTES, FLOPS, common_unit, duration_text
-from dispfl.report.wording import UNKNOWN, format_amount, format_seconds, format_short, join_and, plural
+from dispfl.report.wording import (
+    UNKNOWN,
+    format_amount,
+    format_seconds,
+    format_short,
+    join_and,
+    plural,
+)
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, measured_values, summarize_rounds
 from dispfl.runs.timing import PHASES, summarize_times
 from dispfl.terminal import print_text

@@ -262,10 +262,10 @@ class RecordedRun:
     def rounds_to(self, target: float) -> int | None:
         """Return the first evaluated round that is at least as good as a target, or None."""
         reached = self._reaches(target)
-        return reached and reached.round
+        return reached.round if reached else None
 
     def hours_to(self, target: float) -> float | None:
-        """Return the simulated time at the end of that round; None if there is none, or no clock."""
+        """Return the simulated hours to the end of that round; None without it, or a clock."""
         reached = self._reaches(target)
         return reached.hours if reached and self.hours else None
 

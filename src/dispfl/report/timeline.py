@@ -1,8 +1,8 @@
-"""Who computes, transfers and waits when, by the clock of a fleet: for the page, and as a figure."""
+"""Who computes, transfers and waits when, by a fleet's clock: for the page, and as a figure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -44,18 +44,23 @@ class Phase(NamedTuple):
 
 def timeline(run: RecordedRun, peer: int) -> Iterator[Phase]:
     """Yield how a peer, given by its position, spends the first rounds."""
-    has_server = bool(run.links(0) and run.links(0).has_server)  # type: ignore[union-attr]
+    links = run.links(0)
+    has_server = links is not None and links.has_server
     order = ("transferring", "computing", "waiting") if has_server else PHASES[::-1]
     for record in run.records[:MAX_ROUNDS]:
         times = record[SIMULATED]
         if times["end"] is None or times["end"]["per_peer"][peer] is None:
             continue
-        seconds = {phase: times[phase]["per_peer"][peer] for phase in PHASES}
+        seconds = {phase: _seconds(times[phase], peer) for phase in PHASES}
         start = times["end"]["per_peer"][peer] - sum(seconds.values())
         for phase in order:
             if seconds[phase]:
                 yield Phase(phase, start / 3600, seconds[phase] / 3600)
             start += seconds[phase]
+
+
+def _seconds(spread: Mapping[str, Any] | None, peer: int) -> float:
+    return (spread and spread["per_peer"][peer]) or 0.0
 
 
 def shown_peers(roster: Sequence[str], class_of: Mapping[str, str]) -> list[int]:
@@ -130,9 +135,7 @@ def _timeline_svg(run: RecordedRun, class_of: Mapping[str, str]) -> Markup:
         drawn.append(
             element("rect", class_=phase_name, x=x, y=height + BOTTOM - 14, width=12, height=10)
         )
-        drawn.append(
-            element("text", phase_name, class_="tick", x=x + 18, y=height + BOTTOM - 5)
-        )
+        drawn.append(element("text", phase_name, class_="tick", x=x + 18, y=height + BOTTOM - 5))
     return svg(WIDTH, height + BOTTOM, "Who computes, transfers and waits when", *drawn, size="map")
 
 

@@ -148,6 +148,8 @@ def decode_sizes(text: str, nodes: Sequence[str]) -> list[ReceivedModel]:
         for group in filter(None, groups.split(",")):
             senders, _, size = group.partition(":")
             for position in _positions(senders, len(nodes)):
+                if nodes[position] == node:
+                    raise RunError(f"{node} does not receive its own model.")
                 models.append(ReceivedModel(nodes[position], node, _size(size), request_size))
     return models
 

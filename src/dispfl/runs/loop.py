@@ -247,9 +247,7 @@ def _record(
     clock: RunClock | None,
 ) -> Metrics:
     """Return the line of a round, with its simulated times if there is a clock."""
-    record = round_metrics(
-        t, result, context.task, cost, seconds, all_sizes=clock is not None
-    )
+    record = round_metrics(t, result, context.task, cost, seconds, all_sizes=clock is not None)
     if clock is not None:
         record[SIMULATED] = clock.advance(record)
     return record

@@ -17,7 +17,7 @@ import torch
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.names import roster_of
 from dispfl.core.packed import PackedModel
-from dispfl.core.quantities import ROUND_QUANTITIES, SIMULATED
+from dispfl.core.quantities import ROUND_QUANTITIES, SIMULATED, is_finite_number
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
@@ -197,6 +197,8 @@ def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) 
         invalid = []
         if not isinstance(record.get("metric"), str):
             invalid.append("metric")
+        if not _is_timed(record.get(SIMULATED)):
+            invalid.append(SIMULATED)
         for quantity in QUANTITIES:
             if not quantity.shape.accepts(quantity.value(record), peers):
                 invalid.append(quantity.name)
@@ -205,6 +207,24 @@ def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) 
                 f"{file}, line {number}: {invalid[0]} is missing or invalid. Restore the file, or"
                 " start the run again."
             )
+
+
+_OF_A_CLOCK = {
+    quantity.name.removeprefix(f"{SIMULATED}.")
+    for quantity in ROUND_QUANTITIES
+    if quantity.group == SIMULATED
+}
+
+
+def _is_timed(simulated: Any) -> bool:
+    """Whether the simulated times of a line are whole: all of them, or null without a clock."""
+    if simulated is None:
+        return True
+    return (
+        isinstance(simulated, dict)
+        and simulated.keys() >= _OF_A_CLOCK
+        and is_finite_number(simulated["hours"])
+    )
 
 
 def main_scores(record: Mapping[str, Any]) -> Metrics | None:
@@ -462,7 +482,7 @@ def kernel_flops_of(report: Report, cost: ForwardCost) -> int | None:
         return None
     flops = 0
     for passes in report.passes:
-        computed = passes.computed or passes.kept
+        computed = report.computed or passes.kept
         trained = None
         if passes.trained is not None:
             trained = [

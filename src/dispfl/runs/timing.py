@@ -65,9 +65,7 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
     return fleet
 
 
-def timed_records(
-    records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]
-) -> list[Metrics]:
+def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]) -> list[Metrics]:
     """Return the lines of a run's metrics with their times on another fleet."""
     clock = RunClock(fleet, roster)
     return [{**record, SIMULATED: clock.advance(record)} for record in records]
@@ -101,8 +99,9 @@ def round_work(record: Mapping[str, Any], roster: Sequence[str]) -> RoundWork:
     if sizes is None or "kernel_flops" not in record:
         lacking = "message_bytes" if sizes is None else "kernel_flops"
         raise RunError(
-            f"Round {t} has no {lacking} in metrics.jsonl: the run is of an older version, of a real"
-            " federation, or sends more than 100,000 models in a round. Run it again with fleet=NAME."
+            f"Round {t} has no {lacking} in metrics.jsonl: the run is of an older version, of a"
+            " real federation, or sends more than 100,000 messages in a round. Run it again with"
+            " fleet=NAME."
         )
     nodes = list(roster)
     has_server = sizes.count(";") == len(nodes)
@@ -115,7 +114,7 @@ def round_work(record: Mapping[str, Any], roster: Sequence[str]) -> RoundWork:
     kernel_flops = record["kernel_flops"] or {"per_peer": []}
     for peer, flops in zip(roster, kernel_flops["per_peer"], strict=False):
         if flops is not None:
-            operations[peer] = int(flops)
+            operations[peer] = max(0, int(flops))
     return RoundWork(operations, messages, has_server)
 
 
