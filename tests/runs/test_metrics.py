@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -305,16 +306,15 @@ def test_groups_have_the_seconds_of_their_peers_over_the_rounds_in_which_they_tr
 
 
 def test_kernels_compute_what_masks_of_weights_leave_out_and_evaluations() -> None:
-    """Layers of 6 and 3 weights, of which 3 and 3 are kept; see the costs above.
+    """Of 6 weights and 3 biases, 3 weights are left out: 15 operations instead of 9 a sample.
 
-    Training whole layers on 14 samples counts as 4 + 10 samples of the search above; evaluating 2
-    samples is a forward pass, a third of training.
+    Training counts 3 of those for each sample, evaluation one.
     """
     learning = Passes(2 * 7, [3, 3])
-    whole = flops_of(Report(passes=[Passes(2 * 7, [6, 3])]), COST)
     report = Report(passes=[learning], computed=[6, 3], evaluations=[Passes(2, [6, 3])])
-    assert kernel_flops_of(report, COST) == whole + 2 * COST.dense()
+    assert kernel_flops_of(report, COST) == 14 * 3 * 15 + 2 * 15
     assert kernel_flops_of(Report(passes=[learning]), COST) == 378  # a small network
-    head = Report(passes=[Passes(1, [3, 3], [0, 1])], computed=[6, 3])
-    assert kernel_flops_of(head, COST) == COST.training([6, 3], 1, [0, 3])
+    bias = replace(COST, before=(frozenset(), frozenset()))
+    trained = Report(passes=[Passes(1, [3, 3], [0, 1])], computed=[6, 3])
+    assert kernel_flops_of(trained, bias) == 15 + 3  # forward, and the gradient of all 3 biases
     assert kernel_flops_of(Report(evaluations=[Passes(2, [6, 3])]), COST) is None
