@@ -187,7 +187,7 @@ def test_real_peers_of_up_have_the_settings_of_their_class(tmp_path: Path) -> No
         {"a": {"share": 1.5}},
         {"a": {"train": {"epochs": 0}}},
         {"a": {"train": {"momentum": 0.9}}},
-        {"a": {"speed": 3}},
+        {"a": {"colour": 3}},
         {"a b": {}},
         {"a": 3},
         [1],

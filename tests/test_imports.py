@@ -15,7 +15,7 @@ TIERS = [
     {"errors", "extras", "files", "settings", "terminal"},
     {"core"},
     {"channels", "robust", "privacy", "user_functions", "topology", "methods"},
-    {"wire", "data", "models"},
+    {"wire", "data", "models", "clock"},
     {"registry"},
     {"config", "experiment", "trust"},
     {"round"},

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from dispfl.clock.fleet import Fleet, Network, absolute_file, make_fleet
 from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from_lists
 from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
@@ -109,7 +110,14 @@ class RunSettings(Settings):
         return component
 
     @field_validator(
-        "train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False
+        "train",
+        "wire",
+        "privacy",
+        "network",
+        "limits",
+        "deadlines",
+        mode="before",
+        check_fields=False,
     )
     @classmethod
     def _table(cls, value: Any, info: Any) -> Any:
@@ -189,6 +197,8 @@ class RunSettings(Settings):
         for key, registry in REGISTRIES.items():
             if key in content:
                 content[key]["name"] = registry.name_of(getattr(self, key))
+        if not content.get("network"):  # without a clock
+            content.pop("network", None)
         return content
 
     def make_task(self, folder: Path | None = None) -> Task:
@@ -221,8 +231,14 @@ class Simulation(RunSettings):
     """Classes of devices by name, each with its `share` of the peers or their names (`peers`), and
     with a `density`, and in `train` with `epochs`, `steps`, `batch_size` or `lr`, of its own.
 
-    Lists of values, such as train.epochs=[1,5], make classes of equal size.
+    With `speed` (FLOP/s), `up` and `down` (Mbit/s), `watts`, and `on_hours` and `off_hours` or
+    `daily` (22:00-06:00), the run has a clock. Lists of values, such as train.epochs=[1,5], make
+    classes of equal size.
     """
+    fleet: str | None = None
+    """The devices of a clock, dealt to the peers by the seed: hospitals, phones, edge-boards,
+    cloud-regions, or a CSV or .npz file."""
+    network: Network = Network()
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -313,6 +329,12 @@ class Simulation(RunSettings):
             classes[str(name)] = table
         return classes
 
+    @field_validator("fleet")
+    @classmethod
+    def _absolute(cls, fleet: str | None) -> str | None:
+        """Make a file's path absolute: a run may be resumed from another working directory."""
+        return absolute_file(fleet) if fleet else None
+
     @property
     def roster(self) -> list[str]:
         """The names of all peers that take part, sorted."""
@@ -350,6 +372,7 @@ class Simulation(RunSettings):
         object.__setattr__(self, "method", method)
 
         self._check_classes()
+        self._check_clock()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -388,6 +411,22 @@ class Simulation(RunSettings):
         if not isinstance(self.checkpoint_every, str):
             return None
         return float(self.checkpoint_every.removesuffix("min"))
+
+    def _check_clock(self) -> None:
+        """Refuse a fleet that cannot be made, and a network without one."""
+        by_name = any(device.peers for device in self.classes.values())
+        if self.names or not by_name:
+            fleet = self.fleet_of(self.roster)
+            if fleet is None and self.network != Network():
+                raise ConfigError(
+                    "network describes the links of a clock, but there is none; name its devices:"
+                    " fleet=phones. To choose the network that is trained, use model=NAME.",
+                    key="network",
+                )
+
+    def fleet_of(self, roster: Sequence[str]) -> Fleet | None:
+        """Return the devices of these peers and the network between them; None without a clock."""
+        return make_fleet(self.fleet, self.classes, self.network, roster, self.seed)
 
     def _check_engine_fits(self) -> None:
         if self.engine != "inprocess":

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from dispfl.runs.metrics import (
     Metrics,
     flops_of,
     groups,
+    kernel_flops_of,
     last,
     mean_peer_seconds,
     round_metrics,
@@ -59,11 +61,14 @@ KEYS = [
     "links",
     "missed_links",
     "similarities",
+    "message_bytes",
     "senders",
     "flops_per_peer",
     "flops_total",
+    "kernel_flops",
     "failures",
     "seconds",
+    "simulated",
 ]
 
 
@@ -297,3 +302,18 @@ def test_groups_have_the_seconds_of_their_peers_over_the_rounds_in_which_they_tr
     found = groups([0.5, 0.5, 1.0, 1.0], {"per_peer": [0.2, 0.4, 0.9, 0.9]}, seconds)
     assert [group["seconds"] for group in found] == [3.0, 8.0]
     assert mean_peer_seconds([{"round": 0}]) is None
+
+
+def test_kernels_compute_what_masks_of_weights_leave_out_and_evaluations() -> None:
+    """Of 6 weights and 3 biases, 3 weights are left out: 15 operations instead of 9 a sample.
+
+    Training counts 3 of those for each sample, evaluation one.
+    """
+    learning = Passes(2 * 7, [3, 3])
+    report = Report(passes=[learning], computed=[6, 3], evaluations=[Passes(2, [6, 3])])
+    assert kernel_flops_of(report, COST) == 14 * 3 * 15 + 2 * 15
+    assert kernel_flops_of(Report(passes=[learning]), COST) == 378  # a small network
+    bias = replace(COST, before=(frozenset(), frozenset()))
+    trained = Report(passes=[Passes(1, [3, 3], [0, 1])], computed=[6, 3])
+    assert kernel_flops_of(trained, bias) == 15 + 3  # forward, and the gradient of all 3 biases
+    assert kernel_flops_of(Report(evaluations=[Passes(2, [6, 3])]), COST) is None

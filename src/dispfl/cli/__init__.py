@@ -24,6 +24,7 @@ from dispfl.cli import (
     reproduce,
     run,
     table,
+    timing,
     up,
 )
 from dispfl.cli.completion import COMPLETE_VARIABLE, complete_in_bash
@@ -75,6 +76,7 @@ app.command("masks")(masks.masks)
 app.command("bound")(bound.bound)
 app.command("report")(run.report)
 app.command("table")(table.table)
+app.command("time")(timing.time)
 app.command("export")(export.export)
 app.command("predict")(export.predict)
 app.command("up")(up.up)

@@ -39,15 +39,18 @@ OutOption = Annotated[
     ),
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
-TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
+TargetsOption = Annotated[
+    str, typer.Option(help="Count the rounds, and simulated hours, to these scores: 0.6,0.7,0.8.")
+]
 BudgetOption = Annotated[
-    Literal["rounds", "bytes", "flops", "seconds"],
+    Literal["rounds", "bytes", "flops", "seconds", "hours"],
     typer.Option(
         "--budget",
         help=(
             "What is held equal: rounds, the busiest node's bytes, the training FLOPs of all peers,"
-            " or the seconds that a peer computes. Except with rounds, scores are those reached"
-            " within the smallest total of the runs that spend any; nothing is retrained."
+            " the seconds that a peer computes, or the simulated hours of a fleet. Except with"
+            " rounds, scores are those reached within the smallest total of the runs that spend"
+            " any; nothing is retrained."
         ),
     ),
 ]
@@ -84,7 +87,7 @@ ColumnsOption = Annotated[
         metavar="NAME,...",
         help=(
             "The table's columns: score, std, against, difference, busiest, wire, flops, flops-all,"
-            " seconds, time, rounds-to-0.6, or the name of another metric."
+            " seconds, hours, time, rounds-to-0.6, hours-to-0.6, or the name of another metric."
         ),
     ),
 ]

@@ -1,5 +1,6 @@
 """Classes of devices: named groups of peers with a density and training settings of their own."""
 
+import re
 from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any, ClassVar, Self
@@ -32,10 +33,72 @@ class ClassTraining(Settings):
         return train.model_copy(update=changes) if changes else train
 
 
-class DeviceClass(Settings):
-    """A class of devices: which peers it has, and what they do differently."""
+class Device(Settings):
+    """What a clock needs to know of a device; see `clock/fleet.py`."""
 
     table: ClassVar[str] = "classes.NAME"
+    speed: float | None = Field(default=None, gt=0)
+    """Floating-point operations per second that it reaches in training."""
+    up: float | None = Field(default=None, gt=0)
+    """Mbit/s that it sends; unlimited if not given."""
+    down: float | None = Field(default=None, gt=0)
+    """Mbit/s that it receives; unlimited if not given."""
+    watts: float | None = Field(default=None, ge=0)
+    """What it draws while it computes."""
+    on_hours: float | None = Field(default=None, ge=0.001)
+    """With `off_hours`: it is online in turns of random length, with this mean."""
+    off_hours: float | None = Field(default=None, ge=0.001)
+    """The mean length of the turns in between."""
+    daily: str | None = None
+    """When it is online each day, such as 22:00-06:00; a run starts at midnight."""
+
+    @property
+    def has_device(self) -> bool:
+        """Whether something about the device is given."""
+        return any(getattr(self, key) is not None for key in Device.model_fields)
+
+    @property
+    def daily_minutes(self) -> tuple[int, int]:
+        """The minutes of the day at which it goes on- and offline."""
+        match = _DAILY.fullmatch(self.daily or "")
+        assert match is not None
+        from_hour, from_minute, to_hour, to_minute = map(int, match.groups())
+        return 60 * from_hour + from_minute, 60 * to_hour + to_minute
+
+    @field_validator("daily")
+    @classmethod
+    def _check_daily(cls, daily: str | None) -> str | None:
+        if daily is not None and not _DAILY.fullmatch(daily):
+            raise ValueError(f"must be two times of the day, such as 22:00-06:00, got {daily!r}.")
+        return daily
+
+    @model_validator(mode="after")
+    def _check_availability(self) -> Self:
+        if (self.on_hours is None) != (self.off_hours is None):
+            raise ConfigError(
+                "classes.NAME.on_hours and off_hours belong together; give both, or omit both.",
+                key="classes",
+            )
+        if self.on_hours is not None and self.daily is not None:
+            raise ConfigError(
+                "classes.NAME.daily and on_hours both say when devices are online; omit one.",
+                key="classes",
+            )
+        if self.daily is not None and len(set(self.daily_minutes)) == 1:
+            raise ConfigError(
+                f"classes.NAME.daily is {self.daily}, which ends when it begins; omit it if devices"
+                " are always online.",
+                key="classes",
+            )
+        return self
+
+
+_DAILY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+class DeviceClass(Device):
+    """A class of devices: which peers it has, and what they do differently."""
+
     share: float | None = Field(default=None, gt=0, le=1)
     """Its share of the peers that no class names, in the order of the roster."""
     peers: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ class Shape(StrEnum):
     LOGGED = "spread of each name"
     """By the name of each quantity that methods log: its spread; or null."""
     NUMBER = "number"
+    OPTIONAL = "number or null"
     NAME = "name"
     """A text, or null."""
     REASONS = "text by peer"
@@ -49,6 +50,8 @@ class Shape(StrEnum):
                 )
             case Shape.NUMBER:
                 return is_finite_number(value)
+            case Shape.OPTIONAL:
+                return value is None or is_finite_number(value)
             case Shape.NAME | Shape.LINKS:
                 return value is None or isinstance(value, str)
             case Shape.REASONS:
@@ -105,6 +108,8 @@ class Quantity:
         """The group that trackers show it in."""
         if self.name.startswith("busiest."):
             return "busiest"
+        if self.name.startswith(f"{SIMULATED}."):
+            return SIMULATED
         return "cost" if self.shape is Shape.NUMBER else "peers"
 
     def value(self, record: Mapping[str, Any]) -> Any:
@@ -122,7 +127,7 @@ class Quantity:
                 return {self.name: value["mean"]}
             case Shape.METRICS | Shape.LOGGED if value:
                 return {name: spread["mean"] for name, spread in value.items()}
-            case Shape.NUMBER if value is not None:
+            case Shape.NUMBER | Shape.OPTIONAL if value is not None:
                 return {self.name: value}
             case Shape.REASONS:
                 return {self.name: len(value)}
@@ -140,6 +145,8 @@ class Quantity:
 
 
 QUANTITY = "quantity"
+SIMULATED = "simulated"
+"""The object of a line with the times of a simulated fleet; null without a clock."""
 
 
 def per_peer(
@@ -211,6 +218,13 @@ ROUND_QUANTITIES = (
         " receiver, in hundredths: `93 -20;8`; `x`: not comparable; null: no affinities",
     ),
     Quantity(
+        "message_bytes",
+        Shape.LINKS,
+        "the size of each received model in bytes, by receiver, as in `1-3:400,5:380?20;0:390`:"
+        " whose models, their size, and after `?` the size of each request; null: more than"
+        " 100,000 messages, and no [clock](../time.md)",
+    ),
+    Quantity(
         "senders",
         Shape.NODES,
         "with a [robust rule](../robust.md), of each sender: how often it was `received` and `far`"
@@ -231,12 +245,73 @@ ROUND_QUANTITIES = (
         higher_is_better=False,
     ),
     Quantity(
+        "kernel_flops",
+        Shape.PEERS,
+        "FLOPs that the kernels do for a peer, dense where masks leave out single weights:"
+        " training, the mask search and evaluation; null for a peer that took no part",
+        unit="FLOPs",
+        higher_is_better=False,
+    ),
+    Quantity(
         "failures",
         Shape.REASONS,
         "why a peer's step was discarded; the peer keeps its last valid state",
         higher_is_better=False,
     ),
     Quantity("seconds", Shape.NUMBER, "wall time of the round", unit="s", higher_is_better=False),
+    Quantity(
+        f"{SIMULATED}.hours",
+        Shape.OPTIONAL,
+        "with a [clock](../time.md), the simulated time at which the last peer has finished the"
+        " round, since the start of the run",
+        unit="h",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.end",
+        Shape.PEERS,
+        "the simulated time at which the peer has finished the round, since the start of the run;"
+        " null for a peer that took no part",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.computing",
+        Shape.PEERS,
+        "simulated time that the peer computes in the round; null for a peer that took no part",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.transferring",
+        Shape.PEERS,
+        "simulated time in which a model, or a request for it, is on its way to the peer, or to the"
+        " server and back",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.waiting",
+        Shape.PEERS,
+        "the rest of the peer's round: it waits for others",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.busy",
+        Shape.PEERS,
+        "the share of the peer's round in which it computes",
+        unit="share",
+        higher_is_better=True,
+        figure=ReportFigure("time", "Share of a round that peers compute", "share of the round"),
+    ),
+    Quantity(
+        f"{SIMULATED}.energy",
+        Shape.OPTIONAL,
+        "energy that all peers take for computing in the round, if every class has `watts`",
+        unit="Wh",
+        higher_is_better=False,
+    ),
 )
 """The quantities of a whole round; `runs/metrics.py: round_metrics` computes them."""
 

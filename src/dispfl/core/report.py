@@ -134,10 +134,16 @@ class Report:
     evaluation is left out."""
     passes: list[Passes] = field(default_factory=list)
     """The training done."""
+    computed: list[int] = field(default_factory=list)
+    """The weights of each layer of the network that trains: with masks of single weights, those
+    that are left out are multiplied too. Empty: the kept ones."""
+    evaluations: list[Passes] = field(default_factory=list)
+    """The samples passed forward only, to evaluate a model."""
 
     def __post_init__(self) -> None:
         # JSON gives lists for tuples.
         self.passes = [Passes(*entry) for entry in self.passes]
+        self.evaluations = [Passes(*entry) for entry in self.evaluations]
 
     @property
     def score(self) -> float | None:

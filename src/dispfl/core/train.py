@@ -31,7 +31,7 @@ from dispfl.core.optimizers import (
     sgd_step,
 )
 from dispfl.core.packed import Mask, WeightMask
-from dispfl.core.report import TAKEN_NAMES, Report
+from dispfl.core.report import TAKEN_NAMES, Passes, Report
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
@@ -634,6 +634,8 @@ class Trainer:
         for x, y in samples.batches(EVALUATION_BATCH):
             outputs.append(self.network(x))
             labels.append(self.network.to_device(y))
+        sizes = list(self.network.layout.sizes)
+        self.report.evaluations.append(Passes(len(samples), sizes))
         return torch.cat(outputs), torch.cat(labels)
 
     def observe(self, weights: Tensor) -> None:

@@ -163,6 +163,15 @@ class ComparisonRow:
         """Return the rounds needed to reach a score; None if a seed does not reach it."""
         return mean_or_none(self._all_values(lambda run: run.rounds_to(target)))
 
+    def hours_to(self, target: float) -> float | None:
+        """Return the simulated hours to a score; None if a seed does not reach it, or no clock."""
+        return mean_or_none(self._all_values(lambda run: run.hours_to(target)))
+
+    @property
+    def hours(self) -> float | None:
+        """Simulated hours of all rounds, mean over seeds; None if a seed has no clock."""
+        return mean_or_none(self._all_values(lambda run: run.hours))
+
     def mean_final(self, number: Callable[[RunPoint], float | None]) -> float | None:
         """Return the mean over seeds of a number of the final point; None if a seed has none."""
         return mean_or_none(self._all_finals(number))
@@ -302,6 +311,11 @@ class Comparison:
         """Whether a row has measured how long a peer computes."""
         return any(row.seconds_per_peer is not None for row in self.rows)
 
+    @property
+    def has_hours(self) -> bool:
+        """Whether a row has a clock."""
+        return any(row.hours is not None for row in self.rows)
+
     @cached_property
     def extras(self) -> list[str]:
         """The names of the other metrics and quantities; the loss on test data comes last."""
@@ -437,6 +451,11 @@ def _check_comparable(run: RecordedRun, budget: Budget) -> None:
         raise RunError(
             f"{run.path} has no seconds of computing (peer_seconds); compare by rounds, bytes or"
             " flops."
+        )
+    if budget is Budget.HOURS and run.hours is None:
+        raise RunError(
+            f"{run.path} has no simulated hours: it was run without a clock. Run it with"
+            " fleet=NAME, or see `dispfl time`."
         )
 
 

@@ -23,7 +23,7 @@ from dispfl.runs.metrics import last, main_scores
 
 
 def curves_section(results: ReportResults) -> Section:
-    """Return the scores by round, by seconds of computing and by traffic of the busiest node."""
+    """Return the scores by round, by seconds of computing, by simulated time and by traffic."""
     section = Section("curves", "Learning curves")
     evaluated = [row for row in results.rows if mean_curve(row, Budget.ROUNDS).x]
     if not evaluated:
@@ -33,10 +33,12 @@ def curves_section(results: ReportResults) -> Section:
     figures = [_figure_by_round(results, evaluated)]
     if all(row.runs[0].points[-1].peer_seconds for row in evaluated):
         figures.append(_figure_by_seconds(results, evaluated))
+    if all(row.hours for row in evaluated):
+        figures.append(_figure_by_hours(results, evaluated))
     sending, _ = split_by_traffic(evaluated)
     if sending:
         figures.append(_figure_by_traffic(results, evaluated))
-    figures += _quantity_figures(results, "curves")
+    figures += quantity_figures(results, "curves")
     figures += _logged_figures(results)
     section.add(ColourLegend(evaluated), Figures(figures))
     if not sending:
@@ -113,6 +115,19 @@ def _figure_by_seconds(results: ReportResults, evaluated: Sequence[ComparisonRow
     return Figure("By seconds of computing", chart, note)
 
 
+def _figure_by_hours(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
+    chart = line_chart(
+        _score_curves(evaluated, Budget.HOURS),
+        "simulated hours",
+        _score_label(results),
+        from_zero=True,
+        x_unit="h",
+        y_format=results.measure.format,
+    )
+    note = "When the last peer has finished the round: computing, transfers and waiting."
+    return Figure("By simulated time", chart, note)
+
+
 def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
     curves = _score_curves(evaluated, Budget.BYTES)
     unit = axis_unit(max(1e6 * row.runs[0].points[-1].wire_mb for row in evaluated), BYTES)
@@ -165,7 +180,7 @@ def _scores_at_equal_traffic(results: ReportResults, sending: Sequence[Compariso
 def masks_section(results: ReportResults) -> Section:
     """Return the share of kept weights that rounds replace, and that neighbours keep too."""
     section = Section("masks", "Mask changes")
-    figures = list(_quantity_figures(results, "masks"))
+    figures = list(quantity_figures(results, "masks"))
     if not figures:
         section.remark("No method here prunes and regrows weights in every round.")
         return section
@@ -185,7 +200,7 @@ def masks_section(results: ReportResults) -> Section:
     return section
 
 
-def _quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
+def quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
     """Yield a chart by round of each recorded quantity that is declared for a section."""
     for quantity in QUANTITIES:
         if quantity.figure and quantity.figure.section == section:

@@ -17,6 +17,7 @@ from dispfl.report.results import ReportResults, group_runs
 from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
 from dispfl.report.sections import privacy_section, results_section
 from dispfl.report.summary import summary_block
+from dispfl.report.timeline import time_section
 from dispfl.report.wording import join_and, join_numbers, plural
 from dispfl.terminal import printable
 
@@ -25,6 +26,7 @@ MAX_VALUE_LENGTH = 60
 CONTENTS = {
     "results": "Results",
     "curves": "Curves",
+    "time": "Time",
     "peers": "Peers",
     "traffic": "Traffic",
     "masks": "Masks",
@@ -36,8 +38,8 @@ CONTENTS = {
 }
 """The anchors of the sections and their names in the table of contents.
 
-Only pages about runs with affinities have that section, and only those about private or audited
-runs that on privacy.
+Only pages about runs with affinities have that section, only those about runs with a clock that on
+time, and only those about private or audited runs that on privacy.
 """
 TABLE_TITLES = {
     "": "Run",
@@ -47,6 +49,7 @@ TABLE_TITLES = {
     "topology": "Topology",
     "train": "Local training",
     "wire": "Messages",
+    "network": "Network",
     "privacy": "Privacy",
 }
 HEADLINE_PARTS = {
@@ -84,6 +87,7 @@ def html_page(results: ReportResults, out: Path) -> str:
     sections = [
         results_section(results),
         curves_section(results),
+        time_section(results),
         peers_section(results),
         traffic_section(results),
         masks_section(results),

@@ -31,6 +31,7 @@ X_LABELS = {
     Budget.BYTES: "bytes on the wire of the busiest node",
     Budget.FLOPS: "training FLOPs of all peers",
     Budget.SECONDS: "seconds of computing of a peer",
+    Budget.HOURS: "simulated hours",
 }
 
 
@@ -44,7 +45,7 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     axes = figure.subplots()
     runs = list(map(load_run, paths))
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        _plot_run(axes, run, _literal(label), f"C{number}", with_band=len(runs) == 1)
+        _plot_run(axes, run, literal(label), f"C{number}", with_band=len(runs) == 1)
     _label(axes, Budget.ROUNDS, runs[0].measure)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
     save_figure(figure, to)
@@ -84,7 +85,7 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
         colour = f"C{number % COLOURS}"
         style = "-" if number < COLOURS else "--"
         marker = _marker(curve)
-        label = _literal(row.label)
+        label = literal(row.label)
         axes.plot(curve.x, curve.mean, style, color=colour, marker=marker, label=label)
         _band(axes, curve, colour)
     if comparison.limit is not None:
@@ -97,7 +98,7 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
     save_figure(figure, to)
 
 
-def _literal(label: str) -> str:
+def literal(label: str) -> str:
     """Return a label that matplotlib draws as it is: no formula, and not hidden by its `_`."""
     escaped = label.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped

@@ -26,6 +26,7 @@ from dispfl.report.units import BYTES, FLOPS, bytes_text, common_unit, flops_tex
 from dispfl.report.wording import (
     UNKNOWN,
     capitalized,
+    format_amount,
     format_number,
     format_seconds,
     plural,
@@ -38,6 +39,7 @@ BUDGET_UNITS = {
     Budget.BYTES: "MB",
     Budget.FLOPS: "FLOPs",
     Budget.SECONDS: "s",
+    Budget.HOURS: "h",
 }
 
 
@@ -47,7 +49,7 @@ SCORE = "score"
 
 COLUMNS = (
     SCORE, "std", "against", "difference", "round", "busiest", "wire", "flops", "flops-all",
-    "seconds", GAP, "time",
+    "seconds", GAP, "hours", "time",
 )  # fmt: skip
 """The keys of the columns that a comparison may have, whatever its runs record."""
 
@@ -58,7 +60,7 @@ def check_columns(
     """Refuse columns that no comparison of runs with these metrics has, before it is made."""
     keys = [*COLUMNS, *metrics]
     for target in targets:
-        keys.append(f"rounds-to-{target:g}")
+        keys += [f"rounds-to-{target:g}", f"hours-to-{target:g}"]
     for quantity in QUANTITIES:
         if quantity.column:
             for metric in metrics:
@@ -120,8 +122,14 @@ def _columns(comparison: Comparison, with_empty: bool) -> Iterator[TableColumn]:
         yield column(
             f"rounds-to-{target:g}", "rounds", f"to {target:g}", 5, partial(_rounds_to, target)
         )
+        if comparison.has_hours:
+            yield column(
+                f"hours-to-{target:g}", "hours", f"to {target:g}", 6, partial(_hours_to, target)
+            )
     for name in comparison.extras:
         yield _extra_column(comparison, name)
+    if comparison.has_hours:
+        yield column("hours", "simulated", "hours", 6, lambda row: hours_text(_final_hours(row)))
     yield column("time", "time", "s", 2, lambda row: format_number(_final_seconds(row), 1))
 
 
@@ -214,6 +222,23 @@ def _final_seconds(row: ComparisonRow) -> float | None:
     return row.mean_final(lambda point: point.seconds)
 
 
+def _final_hours(row: ComparisonRow) -> float | None:
+    hours = row.mean_final(lambda point: point.hours)
+    return hours or None
+
+
+def hours_text(hours: float | None) -> str:
+    """Return hours with two decimals; small ones with two digits, and a dash for None."""
+    return UNKNOWN if hours is None else format_amount(hours)
+
+
+def _hours_to(target: float, row: ComparisonRow) -> str:
+    hours = row.hours_to(target)
+    if hours is None and row.hours is not None:
+        return f">{hours_text(row.hours)}"
+    return hours_text(hours)
+
+
 def _rounds(mean: float | None) -> str:
     return format_number(mean, 1).removesuffix(".0")
 
@@ -259,6 +284,8 @@ def _legend(comparison: Comparison, columns: set[str]) -> Iterator[str]:
             "s per peer and round: computing time of a participating peer; time: wall time of all"
             " rounds."
         )
+    if comparison.has_hours and shows("hours"):
+        yield "Simulated hours: when the last peer has finished the round, by the fleet's clock."
     if VALIDATION in comparison.extras:
         yield _validation_sentence(comparison)
     if GAP in comparison.extras and shows(GAP):
@@ -355,6 +382,8 @@ def _limit_text(budget: Budget, limit: float) -> str:
         return f"Compared at equal bytes: {amount} on the wire of the busiest node"
     if budget is Budget.SECONDS:
         return f"Compared at equal computing: {format_seconds(limit)} s of a peer"
+    if budget is Budget.HOURS:
+        return f"Compared at equal simulated time: {hours_text(limit)} hours"
     return f"Compared at equal FLOPs: {flops_text(limit)} of training by all peers"
 
 
@@ -419,6 +448,10 @@ def _row_values(row: ComparisonRow, comparison: Comparison) -> dict[str, Any]:
     }
     for target in comparison.targets:
         values[f"rounds_to_{target:g}"] = row.rounds_to(target)
+        if comparison.has_hours:
+            values[f"hours_to_{target:g}"] = row.hours_to(target)
+    if comparison.has_hours:
+        values["simulated_hours"] = _final_hours(row)
     return values | {
         "spent_wire_mb": row.mean_final(lambda point: point.wire_mb),
         "spent_flops": row.mean_final(lambda point: point.flops),
@@ -464,6 +497,8 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
         "seconds_per_peer_round": row.seconds_per_peer,
         "rounds_to": rounds_to_each(targets, row),
         "seconds": _final_seconds(row),
+        "simulated_hours": _final_hours(row),
+        "hours_to": {f"{target:g}": row.hours_to(target) for target in targets},
         "seeds": [_seed_json(run, targets, out) for run in row.runs],
     }
 

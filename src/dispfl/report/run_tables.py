@@ -8,15 +8,24 @@ from typing import Any
 from rich.console import Console
 
 from dispfl.core.metric import Measure
+from dispfl.core.quantities import SIMULATED
 from dispfl.files import is_site, run_folder
 from dispfl.report.comparison import compare_runs, connections_by_label
 from dispfl.report.labels import connections_note, flops_note
-from dispfl.report.result_tables import against_sentence
+from dispfl.report.result_tables import against_sentence, hours_text
 from dispfl.report.runs import RecordedRun, find_runs, load_run, run_labels
 from dispfl.report.tables import ALWAYS, NEEDED, Table, TableColumn, omitted_note
-from dispfl.report.units import BYTES, FLOPS, common_unit
-from dispfl.report.wording import UNKNOWN, format_seconds, format_short, join_and, plural
+from dispfl.report.units import BYTES, FLOPS, common_unit, duration_text
+from dispfl.report.wording import (
+    UNKNOWN,
+    format_amount,
+    format_seconds,
+    format_short,
+    join_and,
+    plural,
+)
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, measured_values, summarize_rounds
+from dispfl.runs.timing import PHASES, summarize_times
 from dispfl.terminal import print_text
 
 
@@ -29,6 +38,7 @@ def overview(run: RecordedRun) -> Metrics:
         "method": run.method,
         "unfinished": f"{rounds}; resume with: {_resume_command(run)}",
         **summarize_rounds(run.records),
+        SIMULATED: summarize_times(run.records, run.roster, run.device_class_of),
     }
 
 
@@ -129,7 +139,14 @@ def _summary_columns(summaries: Sequence[Metrics]) -> Iterator[TableColumn]:
         cells = bytes_unit.column([_busiest_bytes(summary, kind) for summary in summaries])
         yield TableColumn((heading, f"{bytes_unit.name}/round"), cells, NEEDED)
     yield TableColumn((f"{flops_unit.name}/", "peer"), flops_unit.column(flops), NEEDED)
+    if any(map(_simulated_hours, summaries)):
+        yield column("simulated", "hours", 3, lambda each: hours_text(_simulated_hours(each)))
     yield column("time", "s", NEEDED, lambda summary: format_short(summary["seconds"], 1))
+
+
+def _simulated_hours(summary: Metrics) -> float | None:
+    simulated = summary.get(SIMULATED)
+    return simulated["hours"] if simulated else None
 
 
 def _mean_and_std(metric: str, summary: Metrics) -> str:
@@ -179,8 +196,23 @@ def _notes(summary: Metrics) -> Iterator[str]:
     for group in summary.get("groups", []):
         yield _group_note(group, summary)
     yield from _scores_on_other_data(summary)
+    yield from time_notes(summary.get(SIMULATED))
     if summary.get("failures"):
         yield f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons."
+
+
+def time_notes(simulated: Metrics | None) -> Iterator[str]:
+    """Yield `  old, 3 peers: computing 0.40 hours, transferring ..., busy 12%` for each class."""
+    if not simulated:
+        return
+    for of_class in simulated["classes"]:
+        parts = []
+        for phase in PHASES:
+            parts.append(f"{phase} {duration_text(of_class[f'{phase}_hours'])}")
+        peers = plural(of_class["peers"], "peer")
+        yield f"  {of_class['class']}, {peers}: {', '.join(parts)}, busy {of_class['busy']:.0%}"
+    if simulated["energy"] is not None:
+        yield f"  energy for computing: {format_amount(simulated['energy'])} Wh"
 
 
 def _group_note(group: Mapping[str, Any], summary: Metrics) -> str:

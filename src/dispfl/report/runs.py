@@ -15,6 +15,7 @@ from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.device_classes import class_of_each, read_classes
 from dispfl.core.metric import Measure
 from dispfl.core.names import MAX_PEERS, roster_of
+from dispfl.core.quantities import SIMULATED
 from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
 from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison, row_labels
@@ -34,6 +35,7 @@ from dispfl.runs.metrics import (
     measure_of,
     seconds_per_peer_round,
 )
+from dispfl.runs.timing import fleet_of_config
 
 Record = dict[str, Any]
 """A line of the metrics."""
@@ -51,6 +53,7 @@ class Budget(StrEnum):
     BYTES = "bytes"
     FLOPS = "flops"
     SECONDS = "seconds"
+    HOURS = "hours"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class RunPoint:
     """Wall time of all rounds so far."""
     peer_seconds: float = 0.0
     """Time that a peer has computed so far, mean over all peers; 0 if it was not measured."""
+    hours: float = 0.0
+    """Simulated time so far; 0 without a clock."""
 
     def after(self, record: Record) -> "RunPoint":
         """Return the point after one more round."""
@@ -91,6 +96,7 @@ class RunPoint:
             flops=self.flops + record["flops_total"],
             seconds=round(self.seconds + record["seconds"], 3),
             peer_seconds=self.peer_seconds + _mean_seconds(record),
+            hours=_hours(record),
         )
 
     def spent(self, budget: Budget) -> float:
@@ -104,6 +110,8 @@ class RunPoint:
                 return self.flops
             case Budget.SECONDS:
                 return self.peer_seconds
+            case Budget.HOURS:
+                return self.hours
 
 
 def _extras(record: Record) -> dict[str, float]:
@@ -135,6 +143,12 @@ def _mean_seconds(record: Record) -> float:
         return 0.0
     per_peer = measured["per_peer"]
     return float(sum(filter(None, per_peer)) / len(per_peer))
+
+
+def _hours(record: Record) -> float:
+    """Return the simulated time at the end of a round; 0 without a clock."""
+    simulated = record.get(SIMULATED)
+    return float(simulated["hours"]) if simulated else 0.0
 
 
 @dataclass(frozen=True)
@@ -247,10 +261,30 @@ class RecordedRun:
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first evaluated round that is at least as good as a target, or None."""
+        reached = self._reaches(target)
+        return reached.round if reached else None
+
+    def hours_to(self, target: float) -> float | None:
+        """Return the simulated hours to the end of that round; None without it, or a clock."""
+        reached = self._reaches(target)
+        return reached.hours if reached and self.hours else None
+
+    def _reaches(self, target: float) -> RunPoint | None:
         for point in self.points:
             if point.score is not None and self.measure.reaches(point.score, target):
-                return point.round
+                return point
         return None
+
+    @property
+    def hours(self) -> float | None:
+        """The simulated time of all rounds; None without a clock."""
+        return self.points[-1].hours or None if self.points else None
+
+    @cached_property
+    def device_class_of(self) -> Mapping[str, str]:
+        """The class of each peer's device in the fleet of its clock; empty without one."""
+        fleet = fleet_of_config(self.config)
+        return fleet.class_of if fleet else {}
 
     @cached_property
     def scores(self) -> dict[str, float]:

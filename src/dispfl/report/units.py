@@ -49,6 +49,8 @@ FLOPS = (
     Unit(1e3, "kFLOPs"),
     Unit(1, "FLOPs"),
 )
+HOURS = (Unit(1, "hours"), Unit(1 / 60, "minutes"), Unit(1 / 3600, "seconds"))
+"""Of durations in hours."""
 
 
 def common_unit(values: Iterable[float], units: Sequence[Unit]) -> Unit:
@@ -84,6 +86,14 @@ def with_unit(value: float, units: Sequence[Unit]) -> str:
 def bytes_text(count: float) -> str:
     """Return a number of bytes with its unit."""
     return with_unit(count, BYTES)
+
+
+def duration_text(hours: float) -> str:
+    """`1.50 hours`, `3.20 seconds`."""
+    if not hours:
+        return "0 seconds"
+    unit = axis_unit(hours, HOURS)
+    return f"{unit.text(hours)} {unit.name}"
 
 
 def flops_text(count: float) -> str:

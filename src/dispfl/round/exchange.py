@@ -594,6 +594,6 @@ def exchange_costs(
     """Return the messages of one exchange: the request, if there was one, and the model."""
     costs = []
     if request:
-        costs.append(MessageCost(receiver, sender, 0, request))
+        costs.append(MessageCost(receiver, sender, 0, request, is_request=True))
     costs.append(MessageCost(sender, receiver, paper, response))
     return costs

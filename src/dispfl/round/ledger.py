@@ -15,6 +15,7 @@ class MessageCost(NamedTuple):
     """Bytes as the paper counts them, which omits requests."""
     wire: int
     """Bytes as sent."""
+    is_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,11 @@ class Ledger:
     def of(cls, messages: Iterable[MessageCost]) -> "Ledger":
         """Return the ledger of these messages."""
         ledger = cls()
-        for sender, receiver, paper, wire in messages:
-            if paper:
-                ledger.paper[sender, receiver] += paper
-            ledger.wire[sender, receiver] += wire
+        for message in messages:
+            link = (message.sender, message.receiver)
+            if message.paper:
+                ledger.paper[link] += message.paper
+            ledger.wire[link] += message.wire
         return ledger
 
     def busiest(self) -> Busiest:

@@ -293,6 +293,7 @@ def peer_step(
         private=context.private_steps(task, _private_steps(context, task, state)),
         before_batch=before_batch,
     )
+    trainer.report.computed = list(trainer.network.layout.sizes)
     # Dropout takes no generator, so torch's global one is seeded.
     seed_globally(context.settings.seed, "torch", task.peer, task.t)
     with user_errors(f"Peer {task.peer}, round {task.t}"):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dispfl.config import compose, differing_keys
+from dispfl.core.quantities import SIMULATED
 from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
 from dispfl.data.datasets import CustomData, load_dataset
@@ -47,6 +48,7 @@ from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.runs.progress import python_progress, show_in_python
 from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import context_of
+from dispfl.runs.timing import summarize_times
 from dispfl.runs.unseen_peers import evaluate_newcomers
 
 MAY_DIFFER = ("data.dir", "workers", "engine", "memory_limit", "checkpoint_every")
@@ -182,6 +184,10 @@ def _summary(
     unseen: Metrics | None,
 ) -> Metrics:
     summary = summarize(context, history.records, personal) | {"unseen_peers": unseen}
+    peers = context.data.participants
+    fleet = context.simulation.fleet_of(peers)
+    if fleet:
+        summary[SIMULATED] = summarize_times(history.records, peers, fleet.class_of)
     if history.stopped:
         summary["stopped"] = history.stopped
     return summary

@@ -9,12 +9,20 @@ part in the exchange. So a thousand peers that all receive from all others take 
     "93 -20 x;8 41;;"
 
 has numbers of the same links, in the same order, in hundredths; `x` if there is none.
+
+    "1-3:400,5:380?20;0:390;;-"
+
+has the sizes of the models that each node received, in bytes: 400 from 1, 2 and 3, 380 from 5; each
+request for one took 20.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dispfl.errors import RunError
+from dispfl.round.ledger import MessageCost
 
 Senders = Mapping[str, Sequence[str] | None]
 """By node: whom it received from; None if it took no part in the exchange."""
@@ -24,6 +32,7 @@ LinkNumbers = Mapping[str, Mapping[str, float]]
 
 ABSENT = "-"
 UNKNOWN_NUMBER = "x"
+_SIZE = re.compile(r"\d{1,15}")
 _NUMBER = re.compile(r"-?\d{1,9}")
 _ENTRY = re.compile(r"(\d{1,9}(-\d{1,9})?( \d{1,9}(-\d{1,9})?)*)?")
 
@@ -88,6 +97,67 @@ def decode_numbers(text: str, senders: Mapping[str, Sequence[str]]) -> dict[str,
                 raise RunError(f"{number[:40]!r} is no number of a link.")
             numbers[node][sender] = int(number) / 100
     return numbers
+
+
+MAX_SIZES = 100_000
+"""The most messages of a round whose sizes are recorded without a clock, which needs them."""
+
+
+def encode_sizes(messages: Sequence[MessageCost], nodes: Sequence[str]) -> str:
+    """Return the text of the bytes that these messages have on the wire."""
+    positions = {node: position for position, node in enumerate(nodes)}
+    sizes: dict[str, Counter[int]] = {node: Counter() for node in nodes}
+    requests: dict[str, int] = {}
+    for message in messages:
+        if message.is_request:
+            requests[message.sender] = message.wire
+        else:
+            sizes[message.receiver][positions[message.sender]] += message.wire
+
+    entries = []
+    for node in nodes:
+        senders: dict[int, list[int]] = {}
+        for position, size in sizes[node].items():
+            senders.setdefault(size, []).append(position)
+        groups = [f"{_ranges(sorted(of_size))}:{size}" for size, of_size in senders.items()]
+        request = f"?{requests[node]}" if node in requests else ""
+        entries.append(",".join(groups) + request)
+    return ";".join(entries)
+
+
+class ReceivedModel(NamedTuple):
+    """The sizes of a model that was received."""
+
+    sender: str
+    receiver: str
+    size: int
+    """In bytes."""
+    request: int
+    """The bytes of the request for it; 0: it was sent unasked."""
+
+
+def decode_sizes(text: str, nodes: Sequence[str]) -> list[ReceivedModel]:
+    """Return the models of a round with their sizes; refuse a text of another round."""
+    entries = text.split(";")
+    if len(entries) != len(nodes):
+        raise RunError(f"The sizes are those of {len(entries)} nodes, not of {len(nodes)}.")
+    models = []
+    for node, entry in zip(nodes, entries, strict=True):
+        groups, _, request = entry.partition("?")
+        request_size = _size(request) if request else 0
+        for group in filter(None, groups.split(",")):
+            senders, _, size = group.partition(":")
+            for position in _positions(senders, len(nodes)):
+                if nodes[position] == node:
+                    raise RunError(f"{node} does not receive its own model.")
+                models.append(ReceivedModel(nodes[position], node, _size(size), request_size))
+    return models
+
+
+def _size(text: str) -> int:
+    if not _SIZE.fullmatch(text):
+        raise RunError(f"{text[:40]!r} is no size of a message in bytes.")
+    return int(text)
 
 
 def _ranges(positions: Sequence[int]) -> str:

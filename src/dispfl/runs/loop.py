@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispfl.core.layout import Layout
+from dispfl.core.quantities import SIMULATED
 from dispfl.core.report import Report
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.engines.checkpoint import Checkpoints
@@ -15,6 +16,7 @@ from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, check_records, main_scores, round_metrics
+from dispfl.runs.timing import RunClock
 
 log = logging.getLogger("dispfl")
 FAILURES_SHOWN = 3
@@ -65,6 +67,7 @@ class Follower:
     directory: RunDirectory
     on_round: Callable[[Metrics], None] = lambda metrics: None
     records: list[Metrics] = field(default_factory=list)
+    clock: RunClock | None = None
     evaluated: Mapping[str, PeerState] = field(default_factory=dict)
     """The state that each peer was evaluated with after the last round."""
 
@@ -77,8 +80,8 @@ class Follower:
         if t + 1 == self.context.settings.rounds:
             attackers = {peer: engine.states[peer] for peer in self.context.byzantine}
             self.evaluated = {**attackers, **engine.evaluated}
-        record = round_metrics(
-            t, result, self.context.task, cost, seconds + time.perf_counter() - began
+        record = _record(
+            self.context, t, result, cost, seconds + time.perf_counter() - began, self.clock
         )
         self.directory.append(record)
         self.records.append(record)
@@ -170,6 +173,9 @@ def run_rounds(
         module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]
     )
     cost.warn()
+    clock = _clock(context, history.records)
+    for follower in followers:
+        follower.clock = _clock(follower.context, follower.records)
     peers = len(context.roster)
     observer.begin(
         len(history.records) * peers + len(history.partial_round), context.settings.rounds * peers
@@ -200,7 +206,8 @@ def run_rounds(
         except BaseException:
             engine.flush(t)
             raise
-        record = round_metrics(t, result, context.task, cost, seconds + time.perf_counter() - began)
+        duration = seconds + time.perf_counter() - began
+        record = _record(context, t, result, cost, duration, clock)
         _log_failures(list(record["failures"].values()))
         if context.evaluates(t) and main_scores(record) is None and not without_scores:
             without_scores = True
@@ -252,6 +259,28 @@ def _save_states(
     if server is not None:
         checkpoints.add(t, SERVER, StepResult(Report(), state=server))
     checkpoints.complete(t)
+
+
+def _clock(context: RunContext, records: Sequence[Metrics]) -> RunClock | None:
+    """Return the clock of a run after its rounds so far; None without one."""
+    roster = context.data.participants
+    fleet = context.simulation.fleet_of(roster)
+    return RunClock(fleet, roster, records) if fleet else None
+
+
+def _record(
+    context: RunContext,
+    t: int,
+    result: Round,
+    cost: ForwardCost,
+    seconds: float,
+    clock: RunClock | None,
+) -> Metrics:
+    """Return the line of a round, with its simulated times if there is a clock."""
+    record = round_metrics(t, result, context.task, cost, seconds, all_sizes=clock is not None)
+    if clock is not None:
+        record[SIMULATED] = clock.advance(record)
+    return record
 
 
 def _log_failures(failures: Sequence[str]) -> None:

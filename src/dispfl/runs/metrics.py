@@ -17,7 +17,7 @@ import torch
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.names import roster_of
 from dispfl.core.packed import PackedModel
-from dispfl.core.quantities import ROUND_QUANTITIES
+from dispfl.core.quantities import ROUND_QUANTITIES, SIMULATED, is_finite_number
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
@@ -25,16 +25,27 @@ from dispfl.errors import RunError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
-from dispfl.round.ledger import Ledger
+from dispfl.round.ledger import Ledger, MessageCost
 from dispfl.round.round import Round
-from dispfl.runs.links import encode_links, encode_numbers
+from dispfl.runs.links import MAX_SIZES, encode_links, encode_numbers, encode_sizes
 
 Metrics = dict[str, Any]
 """A JSON object."""
 
 
-def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds: float) -> Metrics:
-    """Return one line of `metrics.jsonl`: all declared quantities, null where not measured."""
+def round_metrics(
+    t: int,
+    result: Round,
+    task: Task,
+    cost: ForwardCost,
+    seconds: float,
+    *,
+    all_sizes: bool = False,
+) -> Metrics:
+    """Return one line of `metrics.jsonl`: all declared quantities, null where not measured.
+
+    With `all_sizes` it has the sizes of any number of messages, which a clock needs.
+    """
     reports = []
     flops = []
     failures = {}
@@ -56,11 +67,14 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
         "busiest": busiest_node(result.ledger),
         "traffic": {node: list(up_down) for node, up_down in result.ledger.traffic().items()},
         **links_of(result),
+        "message_bytes": message_bytes(result, all_sizes),
         "senders": received_senders(reports),
         "flops_per_peer": mean_or_none(list(filter(None, flops))) or 0.0,
         "flops_total": sum(flops),
+        "kernel_flops": spread([kernel_flops_of(report, cost) for report in reports]),
         "failures": failures,
         "seconds": round(seconds, 3),
+        SIMULATED: None,
     }
 
 
@@ -110,15 +124,39 @@ def links_of(result: Round) -> Metrics:
             missed[peer] = step.report.missed
         if step.report.similarities is not None:
             similarities[peer] = step.report.similarities
-    nodes = list(result.results)
+    nodes = _nodes(result)
     if result.server is not None:
-        nodes.append(SERVER)
         received[SERVER] = result.uploads
     return {
         "links": encode_links(received, nodes),
         "missed_links": encode_links(missed, nodes) if missed else None,
         "similarities": encode_numbers(similarities, received, nodes) if similarities else None,
     }
+
+
+def _nodes(result: Round) -> list[str]:
+    """Return the nodes of a round in the order of links: the peers, and the server last."""
+    nodes = list(result.results)
+    if result.server is not None:
+        nodes.append(SERVER)
+    return nodes
+
+
+def message_bytes(result: Round, all_sizes: bool) -> str | None:
+    """Return the sizes of a round's messages as a text.
+
+    None if there are too many, or if some node is not in the roster: a real federation's changes.
+    """
+    nodes = _nodes(result)
+    messages: list[MessageCost] = []
+    for step in result.results.values():
+        messages += step.messages
+    if len(messages) > MAX_SIZES and not all_sizes:
+        return None
+    ends = {message.sender for message in messages} | {message.receiver for message in messages}
+    if not ends <= set(nodes):
+        return None
+    return encode_sizes(messages, nodes)
 
 
 def received_senders(reports: Sequence[Report]) -> Metrics:
@@ -159,6 +197,8 @@ def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) 
         invalid = []
         if not isinstance(record.get("metric"), str):
             invalid.append("metric")
+        if not _is_timed(record.get(SIMULATED)):
+            invalid.append(SIMULATED)
         for quantity in QUANTITIES:
             if not quantity.shape.accepts(quantity.value(record), peers):
                 invalid.append(quantity.name)
@@ -167,6 +207,24 @@ def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) 
                 f"{file}, line {number}: {invalid[0]} is missing or invalid. Restore the file, or"
                 " start the run again."
             )
+
+
+_OF_A_CLOCK = {
+    quantity.name.removeprefix(f"{SIMULATED}.")
+    for quantity in ROUND_QUANTITIES
+    if quantity.group == SIMULATED
+}
+
+
+def _is_timed(simulated: Any) -> bool:
+    """Whether the simulated times of a line are whole: all of them, or null without a clock."""
+    if simulated is None:
+        return True
+    return (
+        isinstance(simulated, dict)
+        and simulated.keys() >= _OF_A_CLOCK
+        and is_finite_number(simulated["hours"])
+    )
 
 
 def main_scores(record: Mapping[str, Any]) -> Metrics | None:
@@ -412,6 +470,28 @@ def flops_of(report: Report, cost: ForwardCost) -> int:
     return sum(
         cost.training(passes.kept, passes.samples, passes.trained) for passes in report.passes
     )
+
+
+def kernel_flops_of(report: Report, cost: ForwardCost) -> int | None:
+    """Return the FLOPs that the kernels do in a peer's round; None if it took no part.
+
+    Masks of single weights save none: a layer is computed whole, and its gradient is, if some of
+    its weights are trained.
+    """
+    if not report.passes and report.received is None:
+        return None
+    flops = 0
+    for passes in report.passes:
+        computed = report.computed or passes.kept
+        trained = None
+        if passes.trained is not None:
+            trained = [
+                size if count else 0 for size, count in zip(computed, passes.trained, strict=True)
+            ]
+        flops += cost.training(computed, passes.samples, trained)
+    for passes in report.evaluations:
+        flops += passes.samples * cost.sparse(passes.kept)
+    return flops
 
 
 def weights_sha256(model: PackedModel) -> str:

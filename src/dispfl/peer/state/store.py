@@ -124,6 +124,7 @@ class PeerStore:
         line |= {
             "time": time.time(),
             "links": None,  # positions in a roster that changes; these are the names
+            "message_bytes": None,
             "received": list(received),
             "missed": list(missed),
             "report": finite(asdict(step.report)),

@@ -1,0 +1,352 @@
+"""When the rounds of a federation happen: a pure function of devices, messages and operations.
+
+A round without a server, for each peer:
+
+1. It starts when it has finished its round before, publishes its model, and requests the models of
+   its neighbours. A neighbour responds as soon as it has published its model of the same round.
+   Where whole models are sent, it sends them unasked.
+2. When the last model has arrived, it computes. There is no other barrier: a peer may be rounds
+   ahead of another that it does not hear from.
+
+A round with a server: the server sends its model to the cohort; each peer of it computes and
+uploads; the next round starts when the last upload has arrived. The server computes in no time.
+
+Transfers of a round share the links fairly. Those of an earlier round go first and later ones share
+what is left, so that a round's times do not depend on rounds to come: `Clock.advance` can be called
+while a simulation runs, round by round.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from dispfl.clock.fleet import Fleet
+from dispfl.clock.links import Link, SharedLinks, Transfer
+from dispfl.methods.base import SERVER
+
+Action = Callable[[int], None]
+"""What happens at a time."""
+
+
+class ModelMessage(NamedTuple):
+    """A model that is sent, and the request for it."""
+
+    sender: str
+    receiver: str
+    size: int
+    """In bytes, as sent."""
+    request: int = 0
+    """The bytes of the request; 0: the model is sent unasked."""
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """What is computed and sent in a round."""
+
+    operations: Mapping[str, int]
+    """The floating-point operations of each peer that takes part."""
+    messages: Sequence[ModelMessage] = ()
+    has_server: bool = False
+
+
+@dataclass
+class PeerTimes:
+    """How a peer spends a round, in nanoseconds."""
+
+    start: int
+    end: int = 0
+    computing: int = 0
+    """Time for computing, offline time in between included."""
+    transferring: int = 0
+    """Time in which a model, or a request for it, is on its way to or from the peer."""
+
+    @property
+    def waiting(self) -> int:
+        """The other time."""
+        return self.end - self.start - self.computing - self.transferring
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """When a round happens."""
+
+    end: int
+    """When the last peer has finished it."""
+    peers: Mapping[str, PeerTimes]
+    """The times of each peer that takes part."""
+
+
+class Clock:
+    """The simulated time of a federation, which `advance` moves on by a round."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.now = 0
+        """When the last round has ended for all peers, in nanoseconds."""
+        self.events = 0
+        """How many events there were so far."""
+        self._ready: dict[str, int] = {}
+        """When each peer has finished its last round; without an entry: at 0."""
+        self._uplinks: dict[str, Link] = {}
+        self._downlinks: dict[str, Link] = {}
+
+    def advance(self, work: RoundWork) -> RoundTimes:
+        """Return the times of the next round."""
+        simulation = _RoundSimulation(self.fleet, self._uplinks, self._downlinks)
+        if work.has_server:
+            peers = _server_round(simulation, work, self.now)
+        else:
+            peers = _gossip_round(simulation, work, self._ready)
+        self.events += simulation.events
+        self.now = max([self.now, *(times.end for times in peers.values())])
+        horizon = self.now
+        if not work.has_server:
+            horizon = self._end_round(peers)
+        for link in (*self._uplinks.values(), *self._downlinks.values()):
+            link.end_round(horizon)
+        return RoundTimes(self.now, peers)
+
+    def _end_round(self, peers: Mapping[str, PeerTimes]) -> int:
+        """Note when peers are ready for the next round; return when the first is.
+
+        A peer that took no part is ready with the first that did.
+        """
+        first = min((times.end for times in peers.values()), default=self.now)
+        for peer in self.fleet.peers:
+            if peer in peers:
+                self._ready[peer] = peers[peer].end
+            else:
+                self._ready[peer] = max(first, self._ready.get(peer, 0))
+        return min(self._ready.values(), default=first)
+
+
+@dataclass
+class _RoundSimulation:
+    """The events of one round, in the order of their times."""
+
+    fleet: Fleet
+    uplinks: dict[str, Link]
+    downlinks: dict[str, Link]
+    events: int = 0
+    _links: SharedLinks = field(default_factory=SharedLinks)
+    _queue: list[tuple[int, int, Action | Transfer | Link]] = field(default_factory=list)
+    """Events by time and number: an action, the end of a transfer, or a change of a link."""
+    _changes: dict[Link, int] = field(default_factory=dict)
+    """The time of each link's change that is in the queue."""
+
+    def at(self, time: int, event: Action | Transfer | Link) -> None:
+        """Let something happen at a time."""
+        self.events += 1
+        heappush(self._queue, (time, self.events, event))
+
+    def send(self, sender: str, receiver: str, size: int, now: int, arrived: Action) -> None:
+        """Start a transfer; `arrived` happens when its last byte has arrived."""
+        uplink = self._link(self.uplinks, sender, self.fleet.uplink)
+        downlink = self._link(self.downlinks, receiver, self.fleet.downlink)
+        latency = self.fleet.latency(sender, receiver)
+        limit = self.fleet.path_limit(sender, receiver)
+        transfer = Transfer(
+            uplink, downlink, size, limit, lambda now: self.at(now + latency, arrived)
+        )
+        self._links.add(transfer, now)
+
+    def _link(self, links: dict[str, Link], node: str, make: Callable[[str], Link]) -> Link:
+        if node not in links:
+            links[node] = make(node)
+        return links[node]
+
+    def run(self) -> None:
+        """Let everything happen, until nothing is left."""
+        queue = self._queue
+        while queue:
+            now = queue[0][0]
+            while queue and queue[0][0] == now:
+                _, _, event = heappop(queue)
+                self._happen(event, now)
+            self._share(now)
+
+    def _happen(self, event: Action | Transfer | Link, now: int) -> None:
+        if isinstance(event, Transfer):
+            if event.end == now and event in event.uplink.transfers:  # else its rate has changed
+                self._links.remove(event)
+                event.delivered(now)
+        elif isinstance(event, Link):
+            self._changes.pop(event, None)
+            if event.transfers and event.update(now):
+                self._links.touch(event)
+            self._await_change(event)
+        else:
+            event(now)
+
+    def _share(self, now: int) -> None:
+        """Share the links anew; note when transfers end and capacities change."""
+        retimed, links = self._links.share(now)
+        for transfer in retimed:
+            if transfer.end is not None:
+                self.at(transfer.end, transfer)
+        for link in links:
+            self._await_change(link)
+
+    def _await_change(self, link: Link) -> None:
+        """Note when the capacity of a link changes next, while transfers use it."""
+        if link.transfers and link.next_change is not None:
+            noted = self._changes.get(link)
+            if noted is None or link.next_change < noted:
+                self._changes[link] = link.next_change
+                self.at(link.next_change, link)
+
+
+def _gossip_round(
+    simulation: _RoundSimulation, work: RoundWork, ready: Mapping[str, int]
+) -> dict[str, PeerTimes]:
+    """Return how each peer spends a round without a server."""
+    peers: dict[str, _GossipPeer] = {}
+    nodes = dict.fromkeys(work.operations)
+    for message in work.messages:
+        nodes |= dict.fromkeys((message.sender, message.receiver))
+    for name in nodes:
+        duration = simulation.fleet.computing_time(name, work.operations.get(name, 0))
+        peers[name] = _GossipPeer(name, simulation, peers, duration, ready.get(name, 0))
+    for message in work.messages:
+        peers[message.receiver].expect(message)
+    for peer in peers.values():
+        simulation.at(peer.times.start, peer.start)
+    simulation.run()
+    return {name: peer.times for name, peer in peers.items()}
+
+
+class _Transferring:
+    """Measures how long at least one transfer of a peer is under way, from its start on."""
+
+    def __init__(self, times: PeerTimes) -> None:
+        self._times = times
+        self._count = 0
+        self._since = 0
+
+    def begin(self, now: int) -> None:
+        if not self._count:
+            self._since = now
+        self._count += 1
+
+    def end(self, now: int) -> None:
+        self._count -= 1
+        if not self._count:
+            began = max(self._since, self._times.start)
+            self._times.transferring += max(0, now - began)
+
+
+class _GossipPeer:
+    """A peer in a round without a server."""
+
+    def __init__(
+        self,
+        name: str,
+        simulation: _RoundSimulation,
+        peers: Mapping[str, "_GossipPeer"],
+        duration: int,
+        ready: int,
+    ) -> None:
+        self.name = name
+        self.times = PeerTimes(ready)
+        self._simulation = simulation
+        self._peers = peers
+        self._duration = duration
+        self._requests: list[ModelMessage] = []
+        """What it requests when it starts."""
+        self._responses: list[ModelMessage] = []
+        """What it sends when it publishes its model."""
+        self._missing = 0
+        self._has_started = False
+        self._transferring = _Transferring(self.times)
+
+    def expect(self, message: ModelMessage) -> None:
+        """Note a model that it needs in this round."""
+        self._missing += 1
+        if message.request:
+            self._requests.append(message)
+        else:
+            self._peers[message.sender]._responses.append(message)
+
+    def start(self, now: int) -> None:
+        """Publish the model, send it to those who wait for it, and request those of others."""
+        self._has_started = True
+        for message in self._responses:
+            self._respond(message, now)
+        self._responses = []
+        for message in self._requests:
+            self._request(message, now)
+        self._compute_when_complete(now)
+
+    def _request(self, message: ModelMessage, now: int) -> None:
+        sender = self._peers[message.sender]
+
+        def arrived(now: int) -> None:
+            self._transferring.end(now)
+            if sender._has_started:
+                sender._respond(message, now)
+            else:
+                sender._responses.append(message)
+
+        self._transferring.begin(now)
+        self._simulation.send(self.name, message.sender, message.request, now, arrived)
+
+    def _respond(self, message: ModelMessage, now: int) -> None:
+        """Send the model to a peer that waits for it."""
+        receiver = self._peers[message.receiver]
+        receiver._transferring.begin(now)
+        self._simulation.send(self.name, message.receiver, message.size, now, receiver._receive)
+
+    def _receive(self, now: int) -> None:
+        self._transferring.end(now)
+        self._missing -= 1
+        self._compute_when_complete(now)
+
+    def _compute_when_complete(self, now: int) -> None:
+        if self._has_started and not self._missing:
+            availability = self._simulation.fleet.availability(self.name)
+            self.times.end = availability.finish(now, self._duration)
+            self.times.computing = self.times.end - now
+
+
+def _server_round(
+    simulation: _RoundSimulation, work: RoundWork, start: int
+) -> dict[str, PeerTimes]:
+    """Return how each peer of the cohort spends a round with a server."""
+    downloads = {}
+    uploads = {}
+    for message in work.messages:
+        if message.sender == SERVER:
+            downloads[message.receiver] = message.size
+        else:
+            uploads[message.sender] = message.size
+    cohort = {peer: PeerTimes(start) for peer in downloads}
+    ends = [start]
+
+    def download(peer: str, start: int) -> None:
+        def arrived(now: int) -> None:
+            cohort[peer].transferring += now - start
+            duration = simulation.fleet.computing_time(peer, work.operations.get(peer, 0))
+            end = simulation.fleet.availability(peer).finish(now, duration)
+            cohort[peer].computing = end - now
+            simulation.at(end, partial(upload, peer))
+
+        simulation.send(SERVER, peer, downloads[peer], start, arrived)
+
+    def upload(peer: str, began: int) -> None:
+        def arrived(now: int) -> None:
+            cohort[peer].transferring += now - began
+            ends.append(now)
+
+        if peer in uploads:
+            simulation.send(peer, SERVER, uploads[peer], began, arrived)
+        else:  # its step was discarded
+            ends.append(began)
+
+    for peer in downloads:
+        simulation.at(start, partial(download, peer))
+    simulation.run()
+    for times in cohort.values():
+        times.end = max(ends)
+    return cohort

@@ -1,0 +1,213 @@
+"""The simulated time of a run: from the lines of its metrics, while it runs or afterwards.
+
+What a round computes and sends is in its line (`kernel_flops`, `message_bytes`), so that the times
+on any fleet follow from the lines alone. Learning does not depend on them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from dispfl.clock.availability import HOUR
+from dispfl.clock.fleet import Fleet, Network, make_fleet
+from dispfl.clock.links import SECOND
+from dispfl.clock.schedule import Clock, ModelMessage, RoundTimes, RoundWork
+from dispfl.core.device_classes import read_classes
+from dispfl.core.names import roster_of
+from dispfl.core.quantities import SIMULATED
+from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Simulation
+from dispfl.methods.base import SERVER
+from dispfl.runs.links import decode_sizes
+from dispfl.runs.metrics import Metrics, measured_values, spread
+
+
+def fleet_of_config(config: Mapping[str, Any]) -> Fleet | None:
+    """Return the fleet of a run's clock, from its config; None without a clock."""
+    return make_fleet(
+        config.get("fleet"),
+        read_classes(config),
+        Network(**config.get("network", {})),
+        roster_of(config),
+        int(config["seed"]),
+    )
+
+
+OF_A_CLOCK = ("fleet", "classes", "network")
+"""The settings that a finished run can be timed with anew."""
+
+
+def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Fleet:
+    """Return the fleet that some settings of a clock make of a run's peers.
+
+    A changed fleet, or changed classes, leave nothing of the fleet that the run had.
+    """
+    for key in changes:
+        if key not in OF_A_CLOCK:
+            raise ConfigError(
+                f"{key} is no setting of a clock: {', '.join(OF_A_CLOCK)} can be changed without"
+                " training again.",
+                key=key,
+            )
+    own = {key: config[key] for key in OF_A_CLOCK if key in config}
+    if "fleet" in changes or "classes" in changes:
+        own = {}
+    settings = Simulation(
+        seed=config["seed"],
+        peers=config["peers"],
+        names=config.get("names", ()),
+        **{**own, **changes, "network": {**own.get("network", {}), **changes.get("network", {})}},
+    )
+    fleet = settings.fleet_of(roster_of(config))
+    if fleet is None:
+        raise ConfigError("Name the devices of the clock: fleet=phones.", key="fleet")
+    return fleet
+
+
+def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]) -> list[Metrics]:
+    """Return the lines of a run's metrics with their times on another fleet."""
+    clock = RunClock(fleet, roster)
+    return [{**record, SIMULATED: clock.advance(record)} for record in records]
+
+
+PHASES = ("computing", "transferring", "waiting")
+"""How a peer spends a round."""
+
+
+class RunClock:
+    """The clock of a run: gives each line of its metrics the simulated times, in order."""
+
+    def __init__(
+        self, fleet: Fleet, roster: Sequence[str], records: Sequence[Metrics] = ()
+    ) -> None:
+        self.clock = Clock(fleet)
+        self._roster = list(roster)
+        for record in records:
+            self.advance(record)
+
+    def advance(self, record: Mapping[str, Any]) -> Metrics:
+        """Return the simulated times of the next round, from its line of the metrics."""
+        times = self.clock.advance(round_work(record, self._roster))
+        return simulated_times(times, self.clock.fleet, self._roster)
+
+
+def round_work(record: Mapping[str, Any], roster: Sequence[str]) -> RoundWork:
+    """Return what a round computes and sends, from its line of the metrics."""
+    t = record["round"]
+    sizes = record.get("message_bytes")
+    if sizes is None or "kernel_flops" not in record:
+        lacking = "message_bytes" if sizes is None else "kernel_flops"
+        raise RunError(
+            f"Round {t} has no {lacking} in metrics.jsonl: the run is of an older version, of a"
+            " real federation, or sends more than 100,000 messages in a round. Run it again with"
+            " fleet=NAME."
+        )
+    nodes = list(roster)
+    has_server = sizes.count(";") == len(nodes)
+    if has_server:
+        nodes.append(SERVER)
+    messages = []
+    for model in decode_sizes(sizes, nodes):
+        messages.append(ModelMessage(*model))
+    operations = {}
+    kernel_flops = record["kernel_flops"] or {"per_peer": []}
+    for peer, flops in zip(roster, kernel_flops["per_peer"], strict=False):
+        if flops is not None:
+            operations[peer] = max(0, int(flops))
+    return RoundWork(operations, messages, has_server)
+
+
+def simulated_times(times: RoundTimes, fleet: Fleet, roster: Sequence[str]) -> Metrics:
+    """Return the times of a round as a line of the metrics has them."""
+    phases: dict[str, list[float | None]] = {phase: [] for phase in ("end", *PHASES, "busy")}
+    joules = 0.0
+    has_watts = True
+    for peer in roster:
+        of_peer = times.peers.get(peer)
+        for phase in ("end", *PHASES):
+            seconds = None if of_peer is None else getattr(of_peer, phase) / SECOND
+            phases[phase].append(seconds)
+        busy = None
+        if of_peer is not None and of_peer.end > of_peer.start:
+            busy = of_peer.computing / (of_peer.end - of_peer.start)
+        phases["busy"].append(busy)
+        watts = fleet.devices[peer].watts
+        if watts is None:
+            has_watts = False
+        elif of_peer is not None:
+            joules += watts * of_peer.computing / SECOND
+    return {
+        "hours": times.end / HOUR,
+        **{name: spread(values) for name, values in phases.items()},
+        "energy": joules / 3600 if has_watts else None,
+    }
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """How the peers of a class of devices spend a run, mean over its peers."""
+
+    name: str
+    peers: int
+    hours: Mapping[str, float]
+    """Hours of each phase."""
+
+    @property
+    def busy(self) -> float:
+        """The share of its time in which a peer computes."""
+        total = sum(self.hours.values())
+        return self.hours["computing"] / total if total else 0.0
+
+
+def times_by_class(
+    simulated: Sequence[Mapping[str, Any]], roster: Sequence[str], class_of: Mapping[str, str]
+) -> list[ClassTimes]:
+    """Return how the peers of each class spend the rounds of a run, by name."""
+    by_class: dict[str, list[int]] = {}
+    for position, peer in enumerate(roster):
+        by_class.setdefault(class_of.get(peer, "all"), []).append(position)
+    classes = []
+    for name, positions in sorted(by_class.items()):
+        hours = dict.fromkeys(PHASES, 0.0)
+        for times in simulated:
+            for phase in PHASES:
+                per_peer = (times[phase] or {"per_peer": []})["per_peer"]
+                seconds = [per_peer[position] or 0.0 for position in positions if per_peer]
+                hours[phase] += sum(seconds) / len(positions) / 3600
+        classes.append(ClassTimes(name, len(positions), hours))
+    return classes
+
+
+def summarize_times(
+    records: Sequence[Mapping[str, Any]], roster: Sequence[str], class_of: Mapping[str, str]
+) -> Metrics | None:
+    """Return the simulated times of a whole run, as its summary has them; None without a clock."""
+    simulated = [record[SIMULATED] for record in records if record.get(SIMULATED)]
+    if not simulated:
+        return None
+    busy = []
+    energy = 0.0
+    has_energy = True
+    for times in simulated:
+        if times["busy"]:
+            busy += measured_values(times["busy"])
+        has_energy = has_energy and times["energy"] is not None
+        energy += times["energy"] or 0.0
+    classes = []
+    for of_class in times_by_class(simulated, roster, class_of):
+        classes.append(
+            {
+                "class": of_class.name,
+                "peers": of_class.peers,
+                **{f"{phase}_hours": hours for phase, hours in of_class.hours.items()},
+                "busy": of_class.busy,
+            }
+        )
+    return {
+        "hours": simulated[-1]["hours"],
+        "hours_per_round": simulated[-1]["hours"] / len(simulated),
+        "busy": fmean(busy) if busy else None,
+        "energy": energy if has_energy else None,
+        "classes": classes,
+    }
