@@ -39,7 +39,7 @@ class MemberStatus:
     by: Literal["hand", "roster"]
     """Who decided the state: this site's operator, or the administrators who signed the roster."""
     address: str | None
-    """Its address and its relays."""
+    """Its address, its relays and its outbox."""
     fingerprint: str
     density: float | None
     """The share of weights that it keeps; None before its first record."""
@@ -55,7 +55,7 @@ class MemberStatus:
             member.name,
             member.state,
             member.by,
-            reach_text(member.address, member.relays) or None,
+            reach_text(member.address, member.relays, member.outbox) or None,
             member.fingerprint,
             member.density,
             member.first_round,
@@ -172,6 +172,7 @@ class Peer:
         name: str,
         listen: str | None = None,
         relays: Iterable[str] = (),
+        outbox: str | None = None,
         ca_bundle: str | None = None,
         advertise: str | None = None,
         federation: str | None = None,
@@ -188,9 +189,8 @@ class Peer:
         precedence over it. Instead of `federation` and `config`, the file of a `roster` and the
         `fingerprint` that its administrators have told you. Code that the settings name is imported
         from the site's folder and from `allow_modules`; a module that an override names is allowed
-        too. A site with `relays` needs no address to `listen` on. `warm_start` is an earlier site,
-        whose newest model is this one's first. Writes the
-        site's invite as a file.
+        too. A site with `relays` or an `outbox` needs no address to `listen` on. `warm_start` is an
+        earlier site, whose newest model is this one's first. Writes the site's invite as a file.
         """
         accepted_roster = None
         if roster is not None:
@@ -213,6 +213,7 @@ class Peer:
             name=name,
             listen=listen,
             relays=tuple(relays),
+            outbox=outbox,
             ca_bundle=ca_bundle,
             advertise=advertise,
             federation=federation or DEFAULT_FEDERATION,
