@@ -27,6 +27,7 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.outbox.sealing import can_seal
+from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.outbox.writer import OutboxWriter
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
@@ -202,6 +203,7 @@ async def open_node(
             deadlines.use(run.settings.deadlines)
 
         ctx.on_changed_settings = use_settings
+        stack.callback(_save_outbox_state, network.outbox_state)
         if writer is not None:
             stack.push_async_callback(writer.write_last)
         service = service or ServiceManager()
@@ -257,6 +259,13 @@ def _save_members(site: Site) -> None:
     """Save what members have announced; what cannot be saved comes again with the next sync."""
     with contextlib.suppress(DispflError):
         site.members.file.save()
+
+
+def _save_outbox_state(state: OutboxState) -> None:
+    """Save which heads of members' outboxes were seen, if there were any."""
+    if state.seen:
+        with contextlib.suppress(DispflError):
+            state.save()
 
 
 @contextlib.asynccontextmanager

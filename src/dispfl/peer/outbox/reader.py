@@ -169,10 +169,12 @@ class OutboxReader:
             member.tag = stored.tag
         except (MessageError, Refused) as problem:
             reason = problem.refusal if isinstance(problem, MessageError) else problem.reason
-            is_temporary = reason == Refusal.NOT_A_RECIPIENT
-            member.tag = None if is_temporary else stored.tag
             member.problem = str(problem).rstrip(".")
-            self._refuse(peer, reason, str(problem))
+            if reason == Refusal.NOT_A_RECIPIENT:  # usual until both have read each other's key
+                self._refused.add(peer, reason)
+            else:
+                member.tag = stored.tag
+                self._refuse(peer, reason, str(problem))
 
     def _verify(self, peer: str, raw: bytes) -> HeadContent:
         """Check whose head it is, decrypt it, and refuse one from before; on a thread."""

@@ -197,6 +197,7 @@ class BucketStorage:
 
         self._place = place
         self._patience = limits.stall_timeout
+        self._min_rate = max(1.0, limits.min_rate)
         self._obstore = obstore
         with self._plain_errors():
             self._store = from_url(
@@ -214,12 +215,11 @@ class BucketStorage:
         """Send a conditional request."""
         from obstore.exceptions import NotModifiedError
 
+        options: dict[str, str] = {"if_none_match": unless} if unless else {}
         with self._plain_errors():
             try:
                 async with asyncio.timeout(self._patience):
-                    result = await self._obstore.get_async(
-                        self._store, name, options={"if_none_match": unless}
-                    )
+                    result = await self._obstore.get_async(self._store, name, options=options)
             except NotModifiedError:
                 return None
             if result.meta["size"] > limit:
@@ -239,12 +239,14 @@ class BucketStorage:
     async def write(self, name: str, content: bytes) -> None:
         """Upload an object, a large one in parts."""
         with self._plain_errors():
-            await self._obstore.put_async(self._store, name, content)
+            async with asyncio.timeout(self._patience + len(content) / self._min_rate):
+                await self._obstore.put_async(self._store, name, content)
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
         with self._plain_errors(), contextlib.suppress(FileNotFoundError):
-            await self._obstore.delete_async(self._store, name)
+            async with asyncio.timeout(self._patience):
+                await self._obstore.delete_async(self._store, name)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

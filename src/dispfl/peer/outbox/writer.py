@@ -89,15 +89,16 @@ class OutboxWriter:
                 await self.update()
                 self._note(None)
                 pause = WATCH_SECONDS
-            except (DispflError, OSError) as problem:
-                self._note(str(problem).rstrip("."))
+            except Exception as problem:  # a problem with the outbox must not end the node
+                text = str(problem).rstrip(".") or type(problem).__name__
+                self._note(text if isinstance(problem, DispflError) else repr(problem))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)
             await self._ctx.published.wait_for_change(WATCH_SECONDS)
 
     async def write_last(self) -> None:
         """Store what the node has ended with, if the storage answers."""
-        with contextlib.suppress(DispflError, OSError, TimeoutError):
+        with contextlib.suppress(Exception):  # what ended the node counts more
             async with asyncio.timeout(LAST_SECONDS):
                 await self.update()
 
