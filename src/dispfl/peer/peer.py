@@ -219,7 +219,7 @@ class Peer:
             federation=federation or DEFAULT_FEDERATION,
             allow_modules=tuple(dict.fromkeys(modules)),
         )
-        settings = site_settings(config, overrides, info.allow_modules, Path(folder))
+        settings = site_settings(config, overrides, info.allow_modules, Path(folder), outbox=outbox)
         first_model = None
         if warm_start is not None:
             first_model = _warm_start(Path(warm_start), settings)
@@ -452,13 +452,15 @@ def site_settings(
     overrides: Iterable[str] = (),
     allow_modules: Iterable[str] = (),
     folder: Path = Path(),
+    *,
+    outbox: str | None = None,
 ) -> dict[str, Any]:
     """Return the complete settings of a new site, from a config and `key=value` overrides.
 
     Its method and topology are imported here; what else it names, once the site needs it.
     """
     from dispfl.config import read_toml
-    from dispfl.peer.setup.site_config import SiteConfig
+    from dispfl.peer.setup.site_config import OUTBOX_NEEDS_PUSH, SiteConfig
 
     if config is None:
         config = {}
@@ -472,7 +474,10 @@ def site_settings(
         _check_key(path.partition(".")[0].strip())
     imported = {key: value for key, value in config.items() if key in REGISTRIES}
     check_modules(folder, named_code(imported), tuple(allow_modules))
-    settings = SiteConfig.compose(config, overrides).to_toml()
+    composed = SiteConfig.compose(config, overrides)
+    if outbox is not None and composed.pulls:
+        raise ConfigError(OUTBOX_NEEDS_PUSH, key="outbox")
+    settings = composed.to_toml()
     _anchor_paths(settings["data"], folder)
     if "path" in settings["topology"]:  # absolute
         settings["topology"]["path"] = _anchored(Path(settings["topology"]["path"]), folder)

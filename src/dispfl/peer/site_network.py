@@ -15,11 +15,11 @@ from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.outbox.reader import OutboxReader
-from dispfl.peer.outbox.sealing import SealingKey
+from dispfl.peer.outbox.sealing import can_seal
 from dispfl.peer.outbox.state import OutboxState
-from dispfl.peer.outbox.writer import OUTBOX_NEEDS_PUSH
 from dispfl.peer.setup.local_setup import LocalSetup
-from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.setup.site_config import OUTBOX_NEEDS_PUSH
+from dispfl.peer.site import Site
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
@@ -74,7 +74,9 @@ class SiteNetwork:
             may_connect=site.info.may_connect,
         )
         self.outbox_state = OutboxState.load(site.run_folder)
-        sealing_key = None if setup.run.pulls else SealingKey.load(site.folder / IDENTITY)
+        sealing_key = None
+        if not setup.run.pulls and can_seal():
+            sealing_key = site.make_sealing_key()
         self.outboxes = OutboxReader(
             site.name,
             membership,

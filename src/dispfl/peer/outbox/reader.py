@@ -98,8 +98,8 @@ class OutboxReader:
         self._rng = random.Random()
 
     def place(self, peer: str) -> str | None:
-        """Where the outbox of a member is; None if it has none, or we cannot read any."""
-        return self._membership.outbox(peer) if self._key is not None else None
+        """Where the outbox of a member is; None if it has none."""
+        return self._membership.outbox(peer)
 
     def forget(self, peer: str) -> None:
         """Forget what was read of a revoked member."""
@@ -122,6 +122,11 @@ class OutboxReader:
         place = self.place(peer)
         if place is None:
             raise Unreachable(peer, "has no outbox")
+        if self._key is None:
+            detail = (
+                'has an outbox, which needs wire.exchange = "push" and cryptography 47 or later'
+            )
+            raise Unreachable(peer, detail)
         member = self._members.get(peer)
         if member is None or member.place != place:
             try:

@@ -24,10 +24,6 @@ from dispfl.round.exchange import encode_model
 if TYPE_CHECKING:
     from dispfl.peer.site import Site
 
-OUTBOX_NEEDS_PUSH = (
-    "outbox needs whole models: in a pull, every receiver gets another part of a model, which only"
-    ' a running site can answer. Set wire.exchange = "push" at every site, or omit outbox.'
-)
 KEEP_ROUNDS = 8
 """Rounds whose models stay in an outbox; older ones are deleted."""
 WATCH_SECONDS = 0.5
