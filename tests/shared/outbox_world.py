@@ -19,7 +19,7 @@ from dispfl.peer.run_site import open_node
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.transport.base import Request, Response, Unreachable
+from dispfl.peer.transport.base import JSON, Request, Response, Unreachable
 from dispfl.peer.transport.http import Limits
 from dispfl.round.exchange import published_model
 
@@ -91,7 +91,12 @@ class RunningSite:
     async def request_model(self, peer: str, t: int) -> Response:
         """Request a model once."""
         version = self.ctx.versions.at(t)
-        header = {"spec": version.digest, "spec_version": version.number, "round": t, "nonce": "n"}
+        header: dict[str, JSON] = {
+            "spec": version.digest,
+            "spec_version": version.number,
+            "round": t,
+            "nonce": "n",
+        }
         return await self.transport.request(peer, Request("model", header))
 
     async def model(self, peer: str, t: int) -> PackedModel:

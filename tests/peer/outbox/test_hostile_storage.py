@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from outbox_world import RunningSite, eventually, folder_sites, meet, running, u
 from dispfl.errors import MessageError
 from dispfl.peer.membership.encoding import to_text
 from dispfl.peer.outbox import head as outbox_head
-from dispfl.peer.outbox import state as outbox_state
 from dispfl.peer.outbox.head import HEAD, SignedHead
 from dispfl.peer.outbox.sealing import SealingKey
 from dispfl.peer.outbox.state import OutboxState
@@ -242,7 +242,7 @@ def test_serials_never_go_back_and_old_objects_are_deleted_after_a_crash_too(
     state.garbage.append("0" * 32)  # as if a process had been killed while it stored an object
     state.save()
     (tmp_path / "share" / "alice" / ("0" * 32)).write_bytes(b"half of a model")
-    monkeypatch.setattr(outbox_state.time, "time", lambda: 1_000_000.0)  # the clock is set back
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)  # the clock is set back
     asyncio.run(second_process(serial))
 
 

@@ -249,7 +249,12 @@ class OutboxReader:
             await asyncio.sleep(self._limits.outbox_interval * self._rng.random())
             return Response({"status": "wait", **content.about})
         nonce = request.header.get("nonce")
-        header = {"status": "model", "round": model.round, "nonce": nonce, "values": model.values}
+        header: dict[str, JSON] = {
+            "status": "model",
+            "round": model.round,
+            "nonce": nonce,
+            "values": model.values,
+        }
         return Response({**content.about, **header}, frame)
 
     async def _answer_sync(

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dispfl.errors import DispflError
 from dispfl.extras import require
 from dispfl.files import open_regular, write_atomically
 from dispfl.peer.transport.http import Limits, os_error_text
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 T = TypeVar("T")
 _CHUNK_BYTES = 1024 * 1024
@@ -215,7 +218,7 @@ class BucketStorage:
         """Send a conditional request."""
         from obstore.exceptions import NotModifiedError
 
-        options: dict[str, str] = {"if_none_match": unless} if unless else {}
+        options: GetOptions = {"if_none_match": unless} if unless else {}
         with self._plain_errors():
             try:
                 async with asyncio.timeout(self._patience):
