@@ -10,6 +10,7 @@ log = logging.getLogger("dispfl")
 
 EXTRAS = {
     "peer": ("aiohttp", "cryptography"),
+    "outbox": ("aiohttp", "cryptography", "obstore"),
     "report": ("matplotlib",),
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),

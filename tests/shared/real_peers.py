@@ -53,16 +53,18 @@ def create_sites(
     out: Path,
     addresses: Mapping[str, tuple[str, str]],
     relays: Mapping[str, Sequence[str]] | None = None,
+    outboxes: Mapping[str, str] | None = None,
 ) -> list[Site]:
-    """Create a site for each peer with its `listen` and `advertise` addresses, if it has any, and
-    its relays, if it has any; all accept each other."""
+    """Create a site for each peer with its `listen` and `advertise` addresses, its relays and its
+    outbox, if it has any; all accept each other."""
     relays = relays or {}
+    outboxes = outboxes or {}
     data = load_dataset(experiment.data)
     split = split_dataset(experiment, data)
     with contextlib.closing(RunDirectory.create(out, experiment.to_toml())):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
     sites = []
-    for name in sorted(addresses.keys() | relays.keys()):
+    for name in sorted(addresses.keys() | relays.keys() | outboxes.keys()):
         listen, advertise = addresses.get(name, (None, None))
         info = SiteInfo(
             name=name,
@@ -70,6 +72,7 @@ def create_sites(
             advertise=advertise,
             federation="up",
             relays=tuple(relays.get(name, ())),
+            outbox=outboxes.get(name),
         )
         sites.append(Site.create(out / SITES / name, info, {}))
     for site in sites:
@@ -113,7 +116,9 @@ def run_peer(
     asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name), limits))
 
 
-def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
+def run_liar(
+    out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None
+) -> None:
     """Run a Byzantine peer, with the attack that the folder's file LIE names."""
     from dispfl.peer import server
 
@@ -135,7 +140,7 @@ def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
         return encode_model(run, codec, forged_model, mask, sender, receiver, t)
 
     server.encode_model = encode_attack  # type: ignore[assignment, attr-defined]
-    run_peer(out, name, deadlines, namespace)
+    run_peer(out, name, deadlines, namespace, limits)
 
 
 class Peers:
@@ -147,7 +152,9 @@ class Peers:
         names: Sequence[str],
         deadlines: Deadlines,
         namespaces: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits
         self.out, self.names = out, names
         self.byzantine: Sequence[str] = ()
         self.proxies: dict[str, str] = {}
@@ -160,11 +167,12 @@ class Peers:
     def start(self, *names: str) -> None:
         """Start or restart peers."""
         for name in names:
-            arguments: tuple[Any, ...] = (self.out, name, self._pace, self._namespaces.get(name))
+            namespace = self._namespaces.get(name)
+            arguments: tuple[Any, ...] = (self.out, name, self._pace, namespace, self._limits)
             target: Callable[..., None] = run_liar
             if name not in self.byzantine:
                 target = run_peer
-                arguments += (None, self.proxies.get(name))
+                arguments += (self.proxies.get(name),)
             self._processes[name] = self._server.Process(target=target, args=arguments, daemon=True)
             self._processes[name].start()
 

@@ -58,7 +58,7 @@ def init(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address to listen on; 0.0.0.0:PORT for all. With --relay, none is needed.",
+            help="Address to listen on; 0.0.0.0:PORT for all. Not needed with --relay or --outbox.",
         ),
     ] = None,
     relay: Annotated[
@@ -66,6 +66,13 @@ def init(
         typer.Option(
             metavar="wss://HOST:PORT",
             help="A relay by which others reach it, as `dispfl relay` prints it; repeatable.",
+        ),
+    ] = None,
+    outbox: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Storage for its models: s3://, gs:// or az://BUCKET/PREFIX, or a folder.",
         ),
     ] = None,
     ca_bundle: Annotated[
@@ -139,6 +146,7 @@ def init(
         name=name,
         listen=listen,
         relays=relay or [],
+        outbox=outbox,
         ca_bundle=ca_bundle,
         advertise=advertise,
         federation=federation,

@@ -99,11 +99,24 @@ def _notes(status: "SiteStatus") -> list[str]:
     if status.running:
         for relay, problem in (node.get("relays") or {}).items():
             notes.append(f"Relay {relay}: {problem or 'others reach this site by it'}.")
+    if node.get("outbox"):
+        notes.append(_outbox_text(node["outbox"]))
     if node.get("epsilon") is not None:
         notes.append(f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     if node.get("protection"):
         notes.append(f"Byzantine peers: {node['protection']}.")
     return notes
+
+
+def _outbox_text(outbox: Mapping[str, Any]) -> str:
+    """`Outbox s3://hearts/alice: it has the models of rounds 3 to 10.`, and what is wrong."""
+    rounds = outbox.get("rounds") or []
+    text = "it has no model yet"
+    if rounds:
+        text = f"it has the models of rounds {rounds[0]} to {rounds[-1]}"
+    if outbox.get("problem"):
+        text += f"; the newest state is NOT stored: {outbox['problem']}"
+    return f"Outbox {outbox.get('place')}: {text}."
 
 
 def _roster_text(roster: "RosterStatus") -> str:
@@ -206,7 +219,7 @@ def _latency(peer: Mapping[str, Any]) -> str:
 
 
 def _route(route: str | None) -> str:
-    """`direct`, or `by wss://relay.example.org:443`."""
+    """`direct`, `by wss://relay.example.org:443` or `by outbox s3://hearts/bob`."""
     if route is None or route == "direct":
         return route or "-"
     return f"by {route}"

@@ -1,6 +1,7 @@
 """What the client and the server of a node share: members, published models, guard and status."""
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -268,6 +269,16 @@ class PublishedModels:
         agreed = self._rounds[t].agreed if t in self._rounds else None
         return None if agreed is None else len(agreed)
 
+    def models(self) -> dict[int, PackedModel]:
+        """The models that are kept, by round."""
+        return {t: published.model for t, published in sorted(self._rounds.items())}
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until another model is published, but not longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
     def is_past(self, t: int) -> bool:
         """Whether round t was dropped or skipped."""
         return bool(self._rounds) and t < max(self._rounds) and t not in self._rounds
@@ -276,6 +287,11 @@ class PublishedModels:
         """Note that a peer has received the model of round t completely."""
         if t in self._rounds:
             self._rounds[t].waiting.discard(receiver)
+
+    def mark_stored(self, t: int) -> None:
+        """Note that all peers find the model of round t in our outbox."""
+        if t in self._rounds:
+            self._rounds[t].waiting.clear()
 
     def pending(self) -> set[str]:
         """Peers that have not fetched a model that is still kept."""

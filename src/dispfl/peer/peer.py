@@ -39,7 +39,7 @@ class MemberStatus:
     by: Literal["hand", "roster"]
     """Who decided the state: this site's operator, or the administrators who signed the roster."""
     address: str | None
-    """Its address and its relays."""
+    """Its address, its relays and its outbox."""
     fingerprint: str
     density: float | None
     """The share of weights that it keeps; None before its first record."""
@@ -55,7 +55,7 @@ class MemberStatus:
             member.name,
             member.state,
             member.by,
-            reach_text(member.address, member.relays) or None,
+            reach_text(member.address, member.relays, member.outbox) or None,
             member.fingerprint,
             member.density,
             member.first_round,
@@ -172,6 +172,7 @@ class Peer:
         name: str,
         listen: str | None = None,
         relays: Iterable[str] = (),
+        outbox: str | None = None,
         ca_bundle: str | None = None,
         advertise: str | None = None,
         federation: str | None = None,
@@ -188,9 +189,8 @@ class Peer:
         precedence over it. Instead of `federation` and `config`, the file of a `roster` and the
         `fingerprint` that its administrators have told you. Code that the settings name is imported
         from the site's folder and from `allow_modules`; a module that an override names is allowed
-        too. A site with `relays` needs no address to `listen` on. `warm_start` is an earlier site,
-        whose newest model is this one's first. Writes the
-        site's invite as a file.
+        too. A site with `relays` or an `outbox` needs no address to `listen` on. `warm_start` is an
+        earlier site, whose newest model is this one's first. Writes the site's invite as a file.
         """
         accepted_roster = None
         if roster is not None:
@@ -213,12 +213,13 @@ class Peer:
             name=name,
             listen=listen,
             relays=tuple(relays),
+            outbox=outbox,
             ca_bundle=ca_bundle,
             advertise=advertise,
             federation=federation or DEFAULT_FEDERATION,
             allow_modules=tuple(dict.fromkeys(modules)),
         )
-        settings = site_settings(config, overrides, info.allow_modules, Path(folder))
+        settings = site_settings(config, overrides, info.allow_modules, Path(folder), outbox=outbox)
         first_model = None
         if warm_start is not None:
             first_model = _warm_start(Path(warm_start), settings)
@@ -451,13 +452,15 @@ def site_settings(
     overrides: Iterable[str] = (),
     allow_modules: Iterable[str] = (),
     folder: Path = Path(),
+    *,
+    outbox: str | None = None,
 ) -> dict[str, Any]:
     """Return the complete settings of a new site, from a config and `key=value` overrides.
 
     Its method and topology are imported here; what else it names, once the site needs it.
     """
     from dispfl.config import read_toml
-    from dispfl.peer.setup.site_config import SiteConfig
+    from dispfl.peer.setup.site_config import OUTBOX_NEEDS_PUSH, SiteConfig
 
     if config is None:
         config = {}
@@ -471,7 +474,10 @@ def site_settings(
         _check_key(path.partition(".")[0].strip())
     imported = {key: value for key, value in config.items() if key in REGISTRIES}
     check_modules(folder, named_code(imported), tuple(allow_modules))
-    settings = SiteConfig.compose(config, overrides).to_toml()
+    composed = SiteConfig.compose(config, overrides)
+    if outbox is not None and composed.pulls:
+        raise ConfigError(OUTBOX_NEEDS_PUSH, key="outbox")
+    settings = composed.to_toml()
     _anchor_paths(settings["data"], folder)
     if "path" in settings["topology"]:  # absolute
         settings["topology"]["path"] = _anchored(Path(settings["topology"]["path"]), folder)

@@ -26,6 +26,9 @@ from dispfl.peer.membership.address import reach_text
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
+from dispfl.peer.outbox.sealing import can_seal
+from dispfl.peer.outbox.state import OutboxState
+from dispfl.peer.outbox.writer import OutboxWriter
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.setup.site_data import DataWatch
@@ -178,15 +181,17 @@ async def open_node(
             executor,
             log,
             guard=guard,
-            listening=str(site.info.listen_address or "its relays"),
+            listening=str(site.info.listen_address or site.info.reach),
             alone_rounds=site.config().alone_rounds,
             instance=secrets.token_hex(8),
             schedule=site.config().schedule.start(),
         )
         _restore_status(ctx.status, site)
         network.log_relays(ctx)
+        network.log_outboxes(ctx)
+        writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.limits)
 
-        status_writer = StatusWriter(site, ctx, network)
+        status_writer = StatusWriter(site, ctx, network, writer)
         stack.callback(status_writer.write_last)
         saving = SavingThread(store, ctx.status, log)
         stack.callback(saving.close)
@@ -203,6 +208,9 @@ async def open_node(
             deadlines.use(run.settings.deadlines)
 
         ctx.on_changed_settings = use_settings
+        stack.callback(_save_outbox_state, network.outbox_state)
+        if writer is not None:
+            stack.push_async_callback(writer.write_last)
         service = service or ServiceManager()
         tasks = [
             network.watch_members(ctx, site.members.file.latest()),
@@ -211,6 +219,8 @@ async def open_node(
             network.watch_clocks(ctx),
             service.watch(ctx.status, lambda: network.transport.is_serving),
         ]
+        if writer is not None:
+            tasks.append(writer.run())
         await stack.enter_async_context(_in_background(tasks))
 
         async def metrics() -> "list[Metric]":
@@ -234,15 +244,9 @@ def _restore_status(status: NodeStatus, site: Site) -> None:
 
 def _announce(site: Site, setup: LocalSetup) -> None:
     """Sign this site's record again, so that others follow it also after an old backup."""
-    first_round = site.members.own_first_round
-    site.members.announce(
-        site.identity,
-        site.info.address,
-        setup.density,
-        first_round,
-        relays=site.info.relay_addresses,
-        again=True,
-    )
+    if not setup.run.pulls and can_seal():  # others may have outboxes
+        site.make_sealing_key()
+    site.announce(setup.density, site.members.own_first_round, again=True)
 
 
 def _training_thread(site: Site, setup: LocalSetup, ctx: NodeContext) -> "TrainingThread":
@@ -268,6 +272,13 @@ def _save_members(site: Site) -> None:
     """Save what members have announced; what cannot be saved comes again with the next sync."""
     with contextlib.suppress(DispflError):
         site.members.file.save()
+
+
+def _save_outbox_state(state: OutboxState) -> None:
+    """Save which heads of members' outboxes were seen, if there were any."""
+    if state.seen:
+        with contextlib.suppress(DispflError):
+            state.save()
 
 
 @contextlib.asynccontextmanager
@@ -367,10 +378,13 @@ class CodecExecutor:
 class StatusWriter:
     """Writes the status file that `dispfl peer status` reads."""
 
-    def __init__(self, site: Site, ctx: NodeContext, network: SiteNetwork) -> None:
+    def __init__(
+        self, site: Site, ctx: NodeContext, network: SiteNetwork, outbox: OutboxWriter | None
+    ) -> None:
         self._site = site
         self._ctx = ctx
         self._network = network
+        self._outbox = outbox
         self._previous_traffic = _total_traffic(site)
         self._pool = ThreadPoolExecutor(1, "status")
 
@@ -411,13 +425,15 @@ class StatusWriter:
                 if peer[key] is not None:
                     peer[key] += loop_start
         status["relays"] = self._network.relay_problems()
+        if self._outbox is not None:
+            status["outbox"] = self._outbox.status()
         status["sockets"] = self._network.traffic
         status["sockets_previous"] = self._previous_traffic
         status["updated"] = unix_time
         status["known"] = [
             {
                 "name": record.name,
-                "address": reach_text(record.address, record.relays),
+                "address": reach_text(record.address, record.relays, record.outbox),
                 "fingerprint": record.fingerprint,
             }
             for record in self._site.members.known()

@@ -23,7 +23,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from dispfl.core.names import check_name
 from dispfl.errors import ConfigError, RunError
@@ -37,7 +37,13 @@ from dispfl.files import (
     user_name,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, reach_text
+from dispfl.peer.membership.address import (
+    Address,
+    RelayAddress,
+    parse_outbox,
+    parse_relays,
+    reach_text,
+)
 from dispfl.peer.membership.audit_log import Change, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
@@ -45,6 +51,7 @@ from dispfl.peer.membership.list_file import file_lock
 from dispfl.peer.membership.member_list import ROTATION_INTERVAL
 from dispfl.peer.membership.members import MembersFile
 from dispfl.peer.membership.spec_changes import SpecChangesFile
+from dispfl.peer.outbox.sealing import SEALING_KEY, SealingKey
 from dispfl.peer.state.log import finite
 from dispfl.settings import Settings
 from dispfl.trust import check_site, remember_site
@@ -79,7 +86,7 @@ class SiteInfo(Settings):
     """The site's name, which its certificate has too: letters, digits and dashes."""
     listen: str | None = None
     """HOST:PORT to listen on; 0.0.0.0 or [::] for all of the machine's addresses. A site with
-    `relays` needs none."""
+    `relays` or an `outbox` needs none."""
     advertise: str | None = None
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
     relays: tuple[str, ...] = ()
@@ -88,6 +95,13 @@ class SiteInfo(Settings):
     ca_bundle: str | None = None
     """A PEM file of authorities that relays' certificates may have besides those of the system:
     that of a proxy which inspects TLS, for example."""
+    outbox: str | None = None
+    """Storage in which the site leaves its encrypted models for members that cannot reach it:
+    s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a folder such as
+    /mnt/share/alice. Only this site writes there. It needs `wire.exchange = "push"`."""
+    outboxes: dict[str, str] = Field(default_factory=dict)
+    """By member: where this site reads its outbox, if that is not where the member says; a share
+    that is mounted elsewhere, for example."""
     federation: str = "dispfl"
     """The federation's name; the same at every site."""
     allow_modules: tuple[str, ...] = ()
@@ -115,6 +129,22 @@ class SiteInfo(Settings):
         except ConfigError as problem:
             raise ConfigError(f"relays: {problem}", key="relays") from None
 
+    @field_validator("outbox")
+    @classmethod
+    def _check_outbox(cls, outbox: str | None) -> str | None:
+        return None if outbox is None else parse_outbox(outbox)
+
+    @field_validator("outboxes")
+    @classmethod
+    def _check_outboxes(cls, outboxes: dict[str, str]) -> dict[str, str]:
+        places = {}
+        for name, place in outboxes.items():
+            try:
+                places[check_name("a member", name)] = parse_outbox(place)
+            except ConfigError as problem:
+                raise ConfigError(f"outboxes.{name}: {problem}", key="outboxes") from None
+        return places
+
     @field_validator("ca_bundle")
     @classmethod
     def _check_ca_bundle(cls, file: str | None) -> str | None:
@@ -140,10 +170,11 @@ class SiteInfo(Settings):
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse a site that others cannot reach."""
-        if self.listen is None and not self.relays:
+        if self.listen is None and not self.relays and not self.outbox:
             raise ConfigError(
                 "A site needs an address where others reach it: listen = HOST:PORT (--listen"
-                " HOST:PORT), or, without an open port, relays = [...] (--relay wss://HOST:PORT).",
+                " HOST:PORT), or, without an open port, relays = [...] (--relay wss://HOST:PORT)"
+                " or outbox = PLACE (--outbox PLACE).",
                 key="listen",
             )
         if self.listen is None and self.advertise is not None:
@@ -172,12 +203,12 @@ class SiteInfo(Settings):
 
     @property
     def listen_address(self) -> Address | None:
-        """The address to listen on; None if it is reached by relays alone."""
+        """The address to listen on; None if it needs none."""
         return Address.parse(self.listen) if self.listen else None
 
     @property
     def address(self) -> Address | None:
-        """The address where others connect to the site; None if it is reached by relays alone."""
+        """The address where others connect to the site; None if it is reached in another way."""
         place = self.advertise or self.listen
         return Address.parse(place) if place else None
 
@@ -188,8 +219,8 @@ class SiteInfo(Settings):
 
     @property
     def reach(self) -> str:
-        """Its address and its relays, for people."""
-        return reach_text(self.address, self.relay_addresses)
+        """Its address, its relays and its outbox, for people."""
+        return reach_text(self.address, self.relay_addresses, self.outbox)
 
 
 @dataclass(frozen=True)
@@ -274,7 +305,30 @@ class Site:
             info.address,
             self.identity.certificate,
             info.relay_addresses,
+            info.outbox,
         )
+
+    def announce(self, density: float, first_round: int, *, again: bool = False) -> None:
+        """Sign this site's record for the members, if it has changed, or if `again`."""
+        sealing_key = SealingKey.load(self.folder / IDENTITY)
+        self.members.announce(
+            self.identity,
+            self.info.address,
+            density,
+            first_round,
+            relays=self.info.relay_addresses,
+            outbox=self.info.outbox,
+            sealing_key=sealing_key.public if sealing_key else None,
+            again=again,
+        )
+
+    def make_sealing_key(self) -> SealingKey:
+        """Return the key for which others seal what they store for this site; make it first."""
+        key = SealingKey.load(self.folder / IDENTITY)
+        if key is None:
+            key = SealingKey.generate()
+            key.save(self.folder / IDENTITY)
+        return key
 
     @cached_property
     def spec_changes(self) -> SpecChangesFile:
@@ -301,6 +355,7 @@ class Site:
             detail = {"before": current.fingerprint}
             change = Change("rotated", self.name, successor.fingerprint, detail)
             successor.save(folder)
+            (folder / SEALING_KEY).unlink(missing_ok=True)  # the node makes a new one
             self.members.file.update(lambda members: members, operator(), [change])
             Site.open(self.folder).write_invite()
         return successor
@@ -390,6 +445,8 @@ class Site:
 
 def _write(folder: Path, info: SiteInfo, config: Mapping[str, Any]) -> None:
     content = info.model_dump(exclude_none=True) | dict(config)
+    if not info.outboxes:
+        del content["outboxes"]
     write_atomically(folder / SITE, (_COMMENT + tomli_w.dumps(content)).encode())
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 from cryptography import x509
 
-from dispfl.errors import DispflError
+from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.clocks import wrong_clock
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import RelayAddress
@@ -14,7 +14,11 @@ from dispfl.peer.membership.identity import client_context, pin, server_context
 from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
+from dispfl.peer.outbox.reader import OutboxReader
+from dispfl.peer.outbox.sealing import can_seal
+from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.setup.local_setup import LocalSetup
+from dispfl.peer.setup.site_config import OUTBOX_NEEDS_PUSH
 from dispfl.peer.site import Site
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Limits
@@ -43,7 +47,10 @@ class SiteNetwork:
         limits: Limits,
         guard: RequestGuard,
     ) -> None:
+        if site.info.outbox and setup.run.pulls:
+            raise ConfigError(OUTBOX_NEEDS_PUSH, key="outbox")
         self._site = site
+        self.limits = limits
         self._generation = site.members.generation
         self._pinned: set[x509.Certificate] = set(site.members.pinned())
         self.client_tls = client_context(site.identity, self._pinned)
@@ -66,6 +73,19 @@ class SiteNetwork:
             ca_bundle=site.info.ca_bundle,
             may_connect=site.info.may_connect,
         )
+        self.outbox_state = OutboxState.load(site.run_folder)
+        sealing_key = None
+        if not setup.run.pulls and can_seal():
+            sealing_key = site.make_sealing_key()
+        self.outboxes = OutboxReader(
+            site.name,
+            membership,
+            sealing_key,
+            limits,
+            max_response["model"],
+            self.outbox_state.seen,
+            guard.refused,
+        )
         self.transport = HttpsTransport(
             site.name,
             site.info.listen_address,
@@ -79,6 +99,7 @@ class SiteNetwork:
             guard=guard,
             may_connect=site.info.may_connect,
             relays=self.relays,
+            outboxes=self.outboxes,
         )
 
     @property
@@ -108,6 +129,14 @@ class SiteNetwork:
             ctx.log("relay" if state.is_connected else "relay lost", fields)
 
         self.relays.on_change = log
+
+    def log_outboxes(self, ctx: NodeContext) -> None:
+        """Log what is refused of members' outboxes."""
+
+        def log(peer: str, reason: str, detail: str) -> None:
+            ctx.peer_log.problem(peer, "bad outbox", detail, reason)
+
+        self.outboxes.log = log
 
     async def follow_members(self) -> None:
         """Trust certificates that were accepted since the last call, and only current ones."""

@@ -91,6 +91,14 @@ class Refusal(StrEnum):
     WRONG_RESPONSE = "wrong-response"
     """The response belongs to another request."""
 
+    # Outboxes (`dispfl.peer.outbox`)
+    NOT_A_RECIPIENT = "not-a-recipient"
+    """The head of an outbox is not encrypted for this site."""
+    MISSING_OBJECT = "missing-object"
+    """The storage does not have an object of which the head says that it is there."""
+    DAMAGED_OBJECT = "damaged-object"
+    """An object is not the one that its owner has signed, or cannot be read."""
+
     # Signed records of members (`dispfl.peer.membership`)
     SIGNATURE = "signature"
     """A record is not signed by its certificate's key."""

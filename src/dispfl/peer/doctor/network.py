@@ -24,6 +24,7 @@ from dispfl.peer.doctor.findings import (
     ok,
     warning,
 )
+from dispfl.peer.doctor.outboxes import check_outbox, check_readers
 from dispfl.peer.doctor.relays import check_relays
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import is_current, server_context
@@ -102,6 +103,10 @@ def check_network(
     if not isinstance(t, int):
         t = 0
     yield from asyncio.run(relay_findings(site, config, running=running))
+    outbox = site.info.outbox
+    if outbox is not None:
+        yield asyncio.run(check_outbox(outbox, config.limits))
+        yield from check_readers(members)
     port, answers = asyncio.run(ask_members(site, setup, config, names, t, running=running))
     yield port
     if not members:
@@ -126,7 +131,7 @@ def check_network(
             finding = replace(finding, advice=advice)
         if finding.level != Level.OK:
             yield replace(finding, text=f"its certificate is {finding.text}")
-        yield check_member(member, answers, peers.get(member.name, {}), running)
+        yield check_member(member, answers, peers.get(member.name, {}), running, outbox)
 
 
 def check_hours(config: SiteConfig, answers: Answers) -> Iterator[Finding]:
@@ -216,7 +221,9 @@ async def _listening(
     """
     where = site.info.listen_address
     if where is None:
-        yield ok("port", "none is needed: others reach this site by its relays")
+        ways = ["its relays"] if site.info.relays else []
+        ways += ["its outbox"] if site.info.outbox else []
+        yield ok("port", f"none is needed: others reach this site by {' and '.join(ways)}")
         return
     if running:
         yield await _running_port(where)
@@ -341,17 +348,23 @@ def check_spec(answers: Answers) -> Iterator[Finding]:
 
 
 def check_member(
-    member: Member, answers: Answers, status: Mapping[str, Any], running: bool
+    member: Member,
+    answers: Answers,
+    status: Mapping[str, Any],
+    running: bool,
+    outbox: str | None = None,
 ) -> Finding:
-    """Check whether we reach a member, and it us."""
+    """Check whether we reach a member, and it us, by our `outbox` at least."""
     name = member.name
     where = member.address
-    if where is None and not member.relays:  # on a roster, and not announced yet
+    if (
+        where is None and not member.relays and not member.outbox
+    ):  # on a roster, and not announced yet
         advice = "Normal until one of the others knows it; its node must have run once."
         return warning(name, "its address is not known yet", advice)
     if name not in answers.reached:
         text = answers.problems.get(name, "no response")
-        return warning(name, text, _advice(text, name, where))
+        return warning(name, text, _advice(text, member))
     if name not in answers.replied and name not in answers.mismatches:
         return failure(name, f"it refuses us: {answers.problems.get(name)}", f"Call {name}.")
     route = answers.routes.get(name, "direct")
@@ -362,6 +375,8 @@ def check_member(
     if running and isinstance(last_request, int | float):
         age = duration(max(0.0, time.time() - last_request))
         return ok(name, f"{how}, and its last request came {age} ago")
+    if outbox is not None:
+        return ok(name, f"{how}, and it finds our models in our outbox")
     text = f"{how}; that it reaches us is not certain: "
     if running:
         text += "it has sent no request since our node started"
@@ -374,9 +389,15 @@ def check_member(
     return warning(name, text, "Run doctor again while our node runs.")
 
 
-def _advice(problem: str, name: str, where: Address | None) -> str:
+def _advice(problem: str, member: Member) -> str:
+    name = member.name
+    where = member.address
     if "certificate" in problem and "accepted" in problem:
         return f"Has {name} accepted our invite? Compare fingerprints by phone."
+    if member.outbox and "outbox" in problem:
+        if "encrypted" in problem:
+            return f"Has {name} accepted our invite, and does it run? It has to read our key once."
+        return f"Does {name} run? If its outbox is elsewhere for us: outboxes.{name} in site.toml."
     if where is None:
         return f"Does {name} run? If so, `dispfl peer status` there says what its relays say."
     return f"Does {name} run? If so, is its port open? Try: nc -vz {where.host} {where.port}"

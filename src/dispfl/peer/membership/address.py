@@ -1,4 +1,4 @@
-"""Network addresses of sites, and of the relays by which they are reached."""
+"""Network addresses of sites, of the relays by which they are reached, and of outboxes."""
 
 import ipaddress
 import re
@@ -14,6 +14,8 @@ _ZONE = re.compile(r"(?=.{1,15}\Z)(?!25)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_CHARS = 300
 _RELAY = re.compile(r"wss://([^/?#@\s]+)/?(?:#sha256=([0-9A-Fa-f]{64}))?")
 _HTTPS_PORT = 443
+_BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?")
+_FOLDER = re.compile(r"(/[^/\x00-\x1f\x7f-\U0010ffff]+)+/?")
 MAX_RELAYS = 4
 """Relays of one site."""
 
@@ -107,10 +109,28 @@ def relays_text(relays: Iterable[RelayAddress]) -> str:
     return " ".join(map(str, relays))
 
 
-def reach_text(address: Address | None, relays: Iterable[RelayAddress]) -> str:
-    """`bob.example.org:7600, wss://relay.example.org:443`: how a site is reached, for people."""
+def parse_outbox(text: str) -> str:
+    """Return the address of an outbox: a bucket with a prefix, or an absolute path."""
+    is_known = _BUCKET.fullmatch(text) or _FOLDER.fullmatch(text)
+    is_relative = any(part in (".", "..") for part in text.split("/"))
+    if not is_known or is_relative or len(text) > _MAX_CHARS:
+        raise ConfigError(
+            "An outbox is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or an"
+            f" absolute folder in ASCII, got {text[:_MAX_CHARS]!r}; for example"
+            " s3://hearts/alice or /mnt/share/alice.",
+            key="outbox",
+        )
+    return text.rstrip("/")
+
+
+def reach_text(
+    address: Address | None, relays: Iterable[RelayAddress], outbox: str | None = None
+) -> str:
+    """`bob.example.org:7600, wss://relay.example.org:443, outbox s3://hearts/bob`: how a site is
+    reached, for people."""
     places = [str(address)] if address else []
     places += [f"wss://{relay.address}" for relay in relays]
+    places += [f"outbox {outbox}"] if outbox else []
     return ", ".join(places)
 
 

@@ -73,13 +73,13 @@ def _member_changes(before: Member | None, after: Member) -> Iterator[Change]:
         yield Change(event, after.name, after.fingerprint)
     elif after.fingerprint != before.fingerprint:
         yield Change("rotated", after.name, after.fingerprint, {"before": before.fingerprint})
-    if (after.address, after.relays) != (before.address, before.relays):
+    if _place(after) != _place(before):
         addresses = {**address, "before": _place(before)}
         yield Change("address changed", after.name, after.fingerprint, addresses)
 
 
 def _place(member: Member) -> str:
-    return reach_text(member.address, member.relays) or "None"
+    return reach_text(member.address, member.relays, member.outbox) or "None"
 
 
 def limited(changes: Iterable[Change], address_changes: Counter[str]) -> Iterator[Change]:

@@ -1,8 +1,8 @@
 """Invites: what another site needs to accept this one, as one string for mail or chat.
 
     dispfl1-BASE64URL    federation, name, address and certificate (DER), each after its length (2
-                         bytes), and a checksum; for a site with relays, these as a fifth field,
-                         and an empty address if it has none
+                         bytes), and a checksum; for a site with relays or an outbox, these as a
+                         fifth and sixth field, and an empty address if it has none
 
 The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints
 for that.
@@ -21,6 +21,7 @@ from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.membership.address import (
     Address,
     RelayAddress,
+    parse_outbox,
     parse_relays,
     reach_text,
     relays_text,
@@ -50,9 +51,10 @@ class Invite:
     federation: str
     name: str
     address: Address | None
-    """None if it is reached by relays alone."""
+    """None if it is reached by relays or its outbox alone."""
     certificate: x509.Certificate
     relays: tuple[RelayAddress, ...] = ()
+    outbox: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -61,8 +63,8 @@ class Invite:
 
     @property
     def reach(self) -> str:
-        """Its address and its relays, for people."""
-        return reach_text(self.address, self.relays)
+        """Its address, its relays and its outbox, for people."""
+        return reach_text(self.address, self.relays, self.outbox)
 
     def __str__(self) -> str:
         fields = [
@@ -71,8 +73,10 @@ class Invite:
             str(self.address or "").encode(),
             der(self.certificate),
         ]
-        if self.relays:
+        if self.relays or self.outbox:
             fields.append(relays_text(self.relays).encode())
+        if self.outbox:
+            fields.append(self.outbox.encode())
         content = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
         return PREFIX + _to_text(content + _checksum(content))
 
@@ -81,18 +85,19 @@ class Invite:
         """Parse an invite, ignoring whitespace; raise `InviteError` if it is invalid."""
         content = _content("".join(text.split()))
         fields = _fields(content)
-        if len(fields) not in (4, 5):
+        if len(fields) not in (4, 5, 6):
             raise InviteError(f"The invite has {len(fields)} fields instead of 4. {_COPY_AGAIN}")
         try:
             federation, name, address = (field.decode("ascii") for field in fields[:3])
-            relays = parse_relays(fields[4].decode("ascii")) if len(fields) == 5 else ()
+            relays = parse_relays(fields[4].decode("ascii")) if len(fields) > 4 else ()
+            outbox = parse_outbox(fields[5].decode("ascii")) if len(fields) > 5 else None
             certificate = read_certificate(fields[3])
             check_name("The name of a federation", federation)
             check_name("The name in an invite", name)
             place = None
-            if address or not relays:
+            if address or not (relays or outbox):
                 place = Address.parse(address)
-            invite = cls(federation, name, place, certificate, relays)
+            invite = cls(federation, name, place, certificate, relays, outbox)
         except (UnicodeDecodeError, ConfigError, IdentityError) as problem:
             raise InviteError(f"The invite is invalid: {problem}") from None
         if common_name(certificate) != name:

@@ -46,7 +46,13 @@ from dispfl.files import (
     read_regular,
     write_atomically,
 )
-from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, relays_text
+from dispfl.peer.membership.address import (
+    Address,
+    RelayAddress,
+    parse_outbox,
+    parse_relays,
+    relays_text,
+)
 from dispfl.peer.membership.audit_log import (
     Change,
     append_audit,
@@ -393,6 +399,7 @@ def _entry(member: Member) -> dict[str, Any]:
         "by": member.by,
         "address": str(member.address) if member.address else None,
         "relays": relays_text(member.relays),
+        "outbox": member.outbox,
         "certificate": base64.b64encode(der(member.certificate)).decode(),
         "retired": list(member.retired),
         "rotated": member.rotated,
@@ -414,10 +421,11 @@ def _member(entry: Mapping[str, Any], problems: list[str]) -> Member:
         raise ValueError(f"the entry of {name} is inconsistent")
     if common_name(certificate) != name:
         raise ValueError(f"the entry of {name} has the certificate of {common_name(certificate)}")
-    address = record = None
+    address = record = outbox = None
     relays: tuple[RelayAddress, ...] = ()
     try:
         relays = parse_relays(str(entry.get("relays", "")))
+        outbox = parse_outbox(str(entry["outbox"])) if entry.get("outbox") else None
         address = Address.parse(entry["address"]) if entry["address"] else None
     except DispflError as problem:
         problems.append(f"The address of {name} is not used: {_short(problem)}")
@@ -436,6 +444,7 @@ def _member(entry: Mapping[str, Any], problems: list[str]) -> Member:
         rotated=float(entry["rotated"]),
         replaces=str(entry["replaces"]),
         relays=relays,
+        outbox=outbox,
     )
 
 

@@ -33,8 +33,8 @@ class Member:
 
     name: str
     address: Address | None
-    """None if it is reached by relays alone, or if it is not valid any more: the member's next
-    record has another."""
+    """None if it is reached by relays or its outbox alone, or if it is not valid any more: the
+    member's next record has another."""
     certificate: x509.Certificate
     """The pinned certificate."""
     state: State = "accepted"
@@ -51,6 +51,8 @@ class Member:
     """While it is pending: the digest of the key that is retired once this one is confirmed."""
     relays: tuple[RelayAddress, ...] = ()
     """The relays by which it is reached."""
+    outbox: str | None = None
+    """Where it stores its models for members that cannot reach it."""
 
     @classmethod
     def invited(
@@ -60,13 +62,12 @@ class Member:
         by: Literal["hand", "roster"] = "hand",
     ) -> "Member":
         """A new member, as its invite describes it."""
-        return cls(
-            invite.name, invite.address, invite.certificate, state, by=by, relays=invite.relays
-        )
+        member = cls(invite.name, invite.address, invite.certificate, state, by=by)
+        return member.at(invite)
 
     def at(self, place: "Invite | MemberRecord") -> "Member":
-        """The member at the address and the relays of a newer invite or record."""
-        return replace(self, address=place.address, relays=place.relays)
+        """The member at the address, relays and outbox of a newer invite or record."""
+        return replace(self, address=place.address, relays=place.relays, outbox=place.outbox)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -290,7 +291,7 @@ def _listed(member: Member | None, invite: Invite) -> Member:
     if not has_rotated_since:
         member = member.with_key([invite.certificate])
     member = replace(member.confirmed(), by="roster")
-    is_reachable = member.address is not None or member.relays
+    is_reachable = member.address is not None or member.relays or member.outbox
     return member if is_reachable else member.at(invite)
 
 

@@ -287,6 +287,8 @@ class MembersFile:
         first_round: int,
         *,
         relays: tuple[RelayAddress, ...] = (),
+        outbox: str | None = None,
+        sealing_key: str | None = None,
         again: bool = False,
     ) -> MemberRecord:
         """Return this site's record, signed again if its content has changed, or if `again`.
@@ -300,7 +302,15 @@ class MembersFile:
             # The clock makes serials increase even after an old backup was restored.
             serial = max(next_serial, int(self._clock()))
             record = MemberRecord.sign(
-                identity, self.federation, address, density, first_round, serial, relays
+                identity,
+                self.federation,
+                address,
+                density,
+                first_round,
+                serial,
+                relays,
+                outbox,
+                sealing_key,
             )
             if record.same_content(member_list.own) and not again:
                 return member_list

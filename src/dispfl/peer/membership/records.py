@@ -19,7 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dispfl.core.names import check_name
 from dispfl.errors import ConfigError
-from dispfl.peer.membership.address import Address, RelayAddress, parse_relays, relays_text
+from dispfl.peer.membership.address import (
+    Address,
+    RelayAddress,
+    parse_outbox,
+    parse_relays,
+    relays_text,
+)
 from dispfl.peer.membership.encoding import canonical, from_text, to_text, whole_number
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
@@ -31,6 +37,7 @@ from dispfl.peer.membership.identity import (
     is_successor,
     read_certificate,
 )
+from dispfl.peer.outbox.sealing import check_public
 from dispfl.peer.transport.base import JSON
 from dispfl.wire.refusals import Refusal, refuse
 
@@ -38,6 +45,11 @@ _PURPOSE = b"dispfl member record 1\n"
 _FIELDS = ("federation", "name", "address", "fingerprint", "density", "first_round", "serial")
 _RELAYS = "relays"
 """A field that only the record of a site with relays has."""
+_OUTBOX = "outbox"
+"""A field that only the record of a site with an outbox has."""
+_SEALING_KEY = "sealing_key"
+"""A field that only records in a federation that may use outboxes have."""
+_OPTIONAL = {_RELAYS, _OUTBOX, _SEALING_KEY}
 _MAX_NUMBER = 2**53  # larger integers are not portable in JSON
 _MAX_TEXT_CHARS = 8192
 
@@ -49,7 +61,7 @@ class MemberRecord:
     federation: str
     name: str
     address: Address | None
-    """None if it is reached by relays alone."""
+    """None if it is reached by relays or its outbox alone."""
     density: float
     first_round: int
     serial: int
@@ -59,6 +71,10 @@ class MemberRecord:
     signature: bytes = b""
     relays: tuple[RelayAddress, ...] = ()
     """The relays by which it is reached, if its address does not do."""
+    outbox: str | None = None
+    """Where it stores its models for members that cannot reach it."""
+    sealing_key: str | None = None
+    """The key for which others encrypt what they store for it."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,6 +96,8 @@ class MemberRecord:
         first_round: int,
         serial: int,
         relays: tuple[RelayAddress, ...] = (),
+        outbox: str | None = None,
+        sealing_key: str | None = None,
     ) -> "MemberRecord":
         """Create and sign the record of a site."""
         unsigned = cls(
@@ -91,6 +109,8 @@ class MemberRecord:
             serial,
             identity.chain,
             relays=relays,
+            outbox=outbox,
+            sealing_key=sealing_key,
         )
         return replace(unsigned, signature=identity.sign(unsigned._signed()))
 
@@ -143,16 +163,23 @@ class MemberRecord:
         try:
             content, chain, signature = _split(untrusted)
             relays = parse_relays(_text(content.get(_RELAYS, "")))
+            outbox = sealing_key = None
+            if _OUTBOX in content:
+                outbox = parse_outbox(_text(content[_OUTBOX]))
+            if _SEALING_KEY in content:
+                sealing_key = check_public(_text(content[_SEALING_KEY]))
             record = cls(
                 federation=check_name("The federation of a record", _text(content["federation"])),
                 name=check_name("The name in a record", _text(content["name"])),
-                address=_address(_text(content["address"]), relays),
+                address=_address(_text(content["address"]), bool(relays or outbox)),
                 density=_fraction(content["density"]),
                 first_round=whole_number("first_round", content["first_round"], 0, _MAX_NUMBER),
                 serial=whole_number("serial", content["serial"], 0, _MAX_NUMBER),
                 chain=chain,
                 signature=signature,
                 relays=relays,
+                outbox=outbox,
+                sealing_key=sealing_key,
             )
         except (ConfigError, IdentityError, ValueError) as problem:
             refuse(Refusal.MALFORMED, f"A member record is invalid: {problem}")
@@ -179,6 +206,10 @@ class MemberRecord:
         }
         if self.relays:
             content[_RELAYS] = relays_text(self.relays)
+        if self.outbox:
+            content[_OUTBOX] = self.outbox
+        if self.sealing_key:
+            content[_SEALING_KEY] = self.sealing_key
         return content
 
     @cached_property
@@ -220,7 +251,7 @@ def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ..
         raise ValueError("it must have the fields record, chain and signature.")
     content = record["record"]
     chain = record["chain"]
-    if not isinstance(content, dict) or content.keys() - {_RELAYS} != set(_FIELDS):
+    if not isinstance(content, dict) or content.keys() - _OPTIONAL != set(_FIELDS):
         raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
     if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
         raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
@@ -228,9 +259,9 @@ def _split(record: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ..
     return content, certificates, from_text(record["signature"])
 
 
-def _address(text: str, relays: tuple[RelayAddress, ...]) -> Address | None:
-    """The address in a record, which only a site with relays may leave empty."""
-    if not text and relays:
+def _address(text: str, has_other_way: bool) -> Address | None:
+    """The address in a record, which only a site with relays or an outbox may leave empty."""
+    if not text and has_other_way:
         return None
     return Address.parse(text)
 

@@ -285,10 +285,7 @@ class SiteMembership:
 
     def join(self, t: int) -> None:
         """Announce that this site takes part from round t."""
-        info = self._site.info
-        self._site.members.announce(
-            self._site.identity, info.address, self._density, t, relays=info.relay_addresses
-        )
+        self._site.announce(self._density, t)
 
     def records(self) -> list[JSON]:
         """Signed records of this site, first, and its members; the same object until they
@@ -339,9 +336,9 @@ class SiteMembership:
         return f"{member.name} was revoked by {self._site.name}."
 
     def address(self, name: str) -> tuple[str, int] | None:
-        """Return the address of an accepted member; None if it is reached by relays alone."""
+        """Return the address of an accepted member; None if it is reached in another way alone."""
         member = self._accepted(name)
-        if member.address is None and not member.relays:
+        if member.address is None and not member.relays and self.outbox(name) is None:
             raise Refused(
                 Refusal.NOT_A_MEMBER, f"{name} has no usable address; accept its invite again."
             )
@@ -350,6 +347,10 @@ class SiteMembership:
     def relays(self, name: str) -> tuple[RelayAddress, ...]:
         """Return the relays of an accepted member."""
         return self._accepted(name).relays
+
+    def outbox(self, name: str) -> str | None:
+        """Return where this site reads the outbox of an accepted member; None if it has none."""
+        return self._site.info.outboxes.get(name) or self._accepted(name).outbox
 
     def fingerprint(self, name: str) -> str:
         """Return the fingerprint of an accepted member's certificate."""

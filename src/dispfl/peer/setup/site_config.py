@@ -18,6 +18,11 @@ from dispfl.registry import METHODS
 from dispfl.robust.averages import Robust, check_mixing_weights
 from dispfl.topology import Full, Topology
 
+OUTBOX_NEEDS_PUSH = (
+    "outbox needs whole models: in a pull, every receiver gets another part of a model, which only"
+    ' a running site can answer. Set wire.exchange = "push" at every site, or omit outbox.'
+)
+
 
 class SiteConfig(NamedSettings):
     """What a site trains and how; most of it is equal at all sites (`dispfl.peer.setup.spec`)."""
@@ -71,6 +76,12 @@ class SiteConfig(NamedSettings):
     def least_density(self) -> float:
         """The smallest density in the federation."""
         return self.smallest_density or self.density
+
+    @property
+    def pulls(self) -> bool:
+        """Whether sites request models with their own masks, so that no stored one would do."""
+        is_masked = isinstance(self.method, GossipMethod) and self.method.pulls_masked
+        return self.wire.exchange == "pull" and is_masked
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse settings that only work in a simulation."""

@@ -32,7 +32,7 @@ class PeerStatus:
     last_request: float | None = None
     """When its last request arrived, by the same clock: then it could reach us."""
     route: str | None = None
-    """How our last request reached it: "direct", or the address of a relay."""
+    """How our last request reached it: "direct", the address of a relay, or "outbox PLACE"."""
     replies: int = 0
     """Responses to our requests, of any kind."""
     answered: int = 0

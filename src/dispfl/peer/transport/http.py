@@ -52,6 +52,8 @@ class Limits(Settings):
     """Seconds before a broken transfer is resumed, doubled after each failed attempt."""
     relay_timeout: float = Field(default=30.0, ge=0)
     """Seconds after which a transfer by a relay that broke is given up: a relay may restart."""
+    outbox_interval: float = Field(default=5.0, gt=0)
+    """Seconds between two looks into a member's outbox, on average."""
     keepalive_timeout: float = Field(default=600.0, gt=0)
     """Seconds that an idle connection is kept open for the next round."""
     shutdown_grace: float = Field(default=1.0, ge=0)

@@ -18,6 +18,7 @@ import email.utils
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Protocol
 
 from dispfl.peer.transport import http
 from dispfl.peer.transport.bandwidth import Bandwidth
@@ -28,12 +29,28 @@ from dispfl.peer.transport.https_client import AttemptError, PeerConnections
 from dispfl.peer.transport.https_server import HttpHandler
 from dispfl.peer.transport.listener import Listener, wait_until
 from dispfl.peer.transport.relay_client import RelayClient
-from dispfl.peer.transport.routes import Routes, route_text
+from dispfl.peer.transport.routes import AVOID_SECONDS, Routes, route_text
 
 _MIN_PROGRESS = 64 * 1024
 """Bytes that an attempt must transfer to reset the count of failed attempts."""
 _MAX_BACKOFF = 2.0
 """Most seconds before a broken transfer is resumed."""
+
+
+class Outboxes(Protocol):
+    """Another way to members: what they have stored (`dispfl.peer.outbox.reader`)."""
+
+    def place(self, peer: str) -> str | None:
+        """Where the outbox of a member is; None if it has none."""
+        ...
+
+    async def request(self, peer: str, request: Request) -> Response:
+        """Answer a request from the member's outbox; raise `Refused` or `Unreachable`."""
+        ...
+
+    def forget(self, peer: str) -> None:
+        """Forget what was read of a revoked member."""
+        ...
 
 
 class HttpsTransport:
@@ -44,7 +61,8 @@ class HttpsTransport:
     `max_request` and `max_response` limit the size of a body by request kind; `may_connect` decides
     about the IP address of every outgoing connection. If the handler uses the same `guard`,
     offences against the transport and the handler are counted together. Without `listen`, other
-    sites connect by `relays` alone.
+    sites connect by `relays` alone. Where a member cannot be reached, its outbox answers, if it has
+    one (`outboxes`).
     """
 
     def __init__(
@@ -62,6 +80,7 @@ class HttpsTransport:
         guard: RequestGuard | None = None,
         may_connect: Callable[[str], bool] = lambda ip: True,
         relays: RelayClient | None = None,
+        outboxes: Outboxes | None = None,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
@@ -77,6 +96,11 @@ class HttpsTransport:
         self._max_response = max_response
         self._may_connect = may_connect
         self.relays = relays
+        self.outboxes = outboxes
+        self._read_outboxes: dict[str, str] = {}
+        """By peer that was last reached by its outbox: where that is."""
+        self._avoid_until: dict[str, float] = {}
+        """By peer with an outbox: until when no connection is tried, after one that failed."""
         self._peers: dict[str, PeerConnections] = {}
         self._routes: dict[str, Routes] = defaultdict(Routes)
         self._listener: Listener | None = None
@@ -103,7 +127,10 @@ class HttpsTransport:
             return None
 
     def route(self, peer: str) -> str | None:
-        """How a peer was last reached: "direct", or the address of a relay; None if it was not."""
+        """How a peer was last reached: "direct", the address of a relay, or "outbox PLACE"; None if
+        it was not."""
+        if peer in self._read_outboxes:
+            return f"outbox {self._read_outboxes[peer]}"
         return route_text(self._routes[peer].current)
 
     async def serve(self, handler: Handler) -> None:
@@ -132,7 +159,7 @@ class HttpsTransport:
         http.check_kind(request.kind)
         self._pending_requests += 1
         try:
-            return await self._request(peer, request)
+            return await self._request_on_any_route(peer, request)
         finally:
             self._pending_requests -= 1
 
@@ -149,6 +176,8 @@ class HttpsTransport:
         connections = self._peers.pop(peer, None)
         if connections is not None:
             await connections.close()
+        if self.outboxes:
+            self.outboxes.forget(peer)
 
     async def close(self) -> None:
         """Stop listening and close all connections; pending requests fail."""
@@ -167,6 +196,30 @@ class HttpsTransport:
             return not self._pending_requests and not has_sockets
 
         await wait_until(is_done, self.limits.connect_timeout)
+
+    async def _request_on_any_route(self, peer: str, request: Request) -> Response:
+        """Send a request; where the peer cannot be reached, read its outbox."""
+        outbox = self.outboxes.place(peer) if self.outboxes else None
+        if outbox is None:
+            self._read_outboxes.pop(peer, None)
+            return await self._request(peer, request)
+
+        clock = asyncio.get_running_loop().time
+        has_connection = self._address(peer) is not None or self._is_relayed(peer)
+        if has_connection and clock() >= self._avoid_until.get(peer, 0.0):
+            try:
+                response = await self._request(peer, request)
+            except (Unreachable, asyncio.CancelledError) as problem:
+                self._avoid_until[peer] = clock() + AVOID_SECONDS
+                if isinstance(problem, asyncio.CancelledError) or self._is_closed:
+                    raise
+            else:
+                self._read_outboxes.pop(peer, None)
+                return response
+        assert self.outboxes is not None
+        response = await self.outboxes.request(peer, request)
+        self._read_outboxes[peer] = outbox
+        return response
 
     async def _request(self, peer: str, request: Request) -> Response:
         """Send a request, and resume its response as long as it progresses."""

@@ -1,0 +1,340 @@
+"""Answers requests to a member from its outbox: the same responses as the member's own server.
+
+A model is there or not yet ("wait"), or no longer ("stale"); a sync is answered from the member
+list that the owner has stored. What a storage may do wrong is refused by name and counted; the
+newest good head that was seen stays in force, and a bad object is read again at the next request.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dispfl.errors import DispflError, MessageError
+from dispfl.peer.membership.identity import der
+from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.roster import MAX_ROSTER_BYTES, Roster
+from dispfl.peer.membership.spec_change import FIRST_VERSION, SpecChange
+from dispfl.peer.membership.spec_changes import SpecChanges
+from dispfl.peer.membership.sync import Offer, SyncMessage
+from dispfl.peer.outbox.head import (
+    HEAD,
+    MAX_HEAD_BYTES,
+    HeadContent,
+    SignedHead,
+    StoredModel,
+    StoredRef,
+)
+from dispfl.peer.outbox.sealing import SealingKey, encrypted_size
+from dispfl.peer.outbox.storage import MissingError, Storage, StorageError, open_storage
+from dispfl.peer.setup.spec import fixed_entries, spec_difference
+from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
+from dispfl.peer.transport.http import Limits
+from dispfl.wire.refusals import Refusal, RefusalCounter, refuse
+
+MAX_SYNC_BYTES = 2 * MAX_ROSTER_BYTES
+"""The largest stored member list."""
+
+
+class OutboxMembership(Protocol):
+    """What a reader asks the member list."""
+
+    def outbox(self, name: str) -> str | None:
+        """Where the outbox of an accepted member is read; None if it has none."""
+        ...
+
+    def identify(self, certificate: bytes, issuers: list[bytes]) -> str | None:
+        """The name of the member with this certificate; refuse a revoked one."""
+        ...
+
+    def merge(self, records: JSON) -> Any:
+        """Take a newer record of a member."""
+        ...
+
+
+@dataclass
+class _Member:
+    """What was read of one member's outbox."""
+
+    place: str
+    storage: Storage
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    head: HeadContent | None = None
+    tag: str | None = None
+    """The tag of the head that was read last, good or bad."""
+    next_look: float = 0.0
+    """When to look for a newer head, by the event loop's clock."""
+    problem: str = ""
+    """What was wrong with the newest head."""
+    sync: tuple[StoredRef, dict[str, Any], Offer] | None = None
+    """The stored member list that was read last."""
+
+
+class OutboxReader:
+    """Reads the outboxes of other members."""
+
+    def __init__(
+        self,
+        name: str,
+        membership: OutboxMembership,
+        key: SealingKey | None,
+        limits: Limits,
+        max_model: int,
+        seen: dict[str, int],
+        refused: RefusalCounter,
+    ) -> None:
+        self.name = name
+        self.log: Callable[[str, str, str], None] = lambda peer, reason, detail: None
+        """Logs what was refused of a member's outbox."""
+        self._membership = membership
+        self._key = key
+        self._limits = limits
+        self._max_model = encrypted_size(max_model)
+        self._seen = seen
+        self._refused = refused
+        self._members: dict[str, _Member] = {}
+        self._rng = random.Random()
+
+    def place(self, peer: str) -> str | None:
+        """Where the outbox of a member is; None if it has none."""
+        return self._membership.outbox(peer)
+
+    def forget(self, peer: str) -> None:
+        """Forget what was read of a revoked member."""
+        self._members.pop(peer, None)
+
+    async def request(self, peer: str, request: Request) -> Response:
+        """Answer a request from the member's outbox; raise `Refused` or `Unreachable`."""
+        member = self._open(peer)
+        t = request.header.get("round") if request.kind == "model" else None
+        content = await self._content(peer, member, t)
+        request.on_alive()
+        if request.kind == "sync":
+            return await self._answer_sync(peer, member, content, request)
+        if request.kind == "model" and "spare_place" not in request.header:
+            return await self._answer_model(peer, member, content, request)
+        # An outbox does not know who chooses its owner, or which of its places are free.
+        return Response({"status": "declined", **content.about})
+
+    def _open(self, peer: str) -> _Member:
+        place = self.place(peer)
+        if place is None:
+            raise Unreachable(peer, "has no outbox")
+        if self._key is None:
+            detail = (
+                'has an outbox, which needs wire.exchange = "push" and cryptography 47 or later'
+            )
+            raise Unreachable(peer, detail)
+        member = self._members.get(peer)
+        if member is None or member.place != place:
+            try:
+                member = _Member(place, open_storage(place, self._limits))
+            except DispflError as problem:
+                raise Unreachable(peer, str(problem).rstrip(".")) from None
+            self._members[peer] = member
+        return member
+
+    # the head
+
+    async def _content(self, peer: str, member: _Member, wanted: JSON) -> HeadContent:
+        """Return the newest good head, after another look if it is time for one.
+
+        For a model that is not there yet it waits until then.
+        """
+        clock = asyncio.get_running_loop().time
+        if member.head is not None and isinstance(wanted, int) and not _has(member.head, wanted):
+            await asyncio.sleep(max(0.0, member.next_look - clock()))
+        async with member.lock:
+            if clock() >= member.next_look:
+                interval = self._limits.outbox_interval * (0.5 + self._rng.random())
+                await self._look(peer, member)
+                member.next_look = clock() + interval
+        if member.head is None:
+            raise Unreachable(peer, member.problem)
+        return member.head
+
+    async def _look(self, peer: str, member: _Member) -> None:
+        """Read the head, unless it is unchanged; keep the last good one if it is bad."""
+        try:
+            stored = await member.storage.read(HEAD, MAX_HEAD_BYTES, member.tag)
+        except MissingError as problem:
+            if member.head is not None:
+                self._refuse(peer, Refusal.MISSING_OBJECT, f"The head is gone: {problem}.")
+            member.problem = f"has stored nothing in its outbox yet ({problem})"
+            return
+        except StorageError as problem:
+            member.problem = f"its outbox cannot be read: {problem}"
+            return
+        if stored is None:
+            return
+        try:
+            member.head = await asyncio.to_thread(self._verify, peer, stored.content)
+            member.tag = stored.tag
+        except (MessageError, Refused) as problem:
+            reason = problem.refusal if isinstance(problem, MessageError) else problem.reason
+            member.problem = str(problem).rstrip(".")
+            if reason == Refusal.NOT_A_RECIPIENT:  # usual until both have read each other's key
+                self._refused.add(peer, reason)
+            else:
+                member.tag = stored.tag
+                self._refuse(peer, reason, str(problem))
+
+    def _verify(self, peer: str, raw: bytes) -> HeadContent:
+        """Check whose head it is, decrypt it, and refuse one from before; on a thread."""
+        signed = SignedHead(raw)
+        record = signed.record
+        if self._owner(record) != peer:
+            refuse(
+                Refusal.WRONG_CERTIFICATE,
+                f"The outbox of {peer} has a head of {record.name} with the certificate"
+                f" {record.fingerprint[:16]}..., which is not the accepted one.",
+            )
+        self._membership.merge([record.to_json()])
+        assert self._key is not None
+        content = signed.open(self._key)
+        newest = self._seen.get(peer, 0)
+        if content.serial < newest:
+            refuse(
+                Refusal.REPLAYED,
+                f"The head of {peer}'s outbox has serial {content.serial}, after one with"
+                f" {newest}: the storage shows an old one.",
+            )
+        self._seen[peer] = content.serial
+        return content
+
+    def _owner(self, record: MemberRecord) -> str | None:
+        certificates = [der(certificate) for certificate in record.chain]
+        return self._membership.identify(certificates[0], certificates[1:])
+
+    # objects
+
+    async def _read(self, peer: str, member: _Member, ref: StoredRef, limit: int) -> bytes | None:
+        """Return the content of an object; None if it is not there yet, or is not as signed."""
+        try:
+            if ref.size > limit:
+                refuse(
+                    Refusal.TOO_LONG, f"An object of {ref.size} bytes; at most {limit} are allowed."
+                )
+            stored = await member.storage.read(ref.name, ref.size)
+            assert stored is not None
+            return await asyncio.to_thread(ref.open, stored.content)
+        except MessageError as problem:
+            self._refuse(peer, problem.refusal, str(problem))
+        except MissingError as problem:
+            self._refuse(peer, Refusal.MISSING_OBJECT, f"The object is not there: {problem}.")
+        except StorageError as problem:
+            self._refuse(peer, Refusal.DAMAGED_OBJECT, f"The object cannot be read: {problem}.")
+        member.next_look = 0.0  # the owner may have replaced it meanwhile
+        return None
+
+    async def _answer_model(
+        self, peer: str, member: _Member, content: HeadContent, request: Request
+    ) -> Response:
+        t = request.header.get("round")
+        current_round = content.about["current_round"]
+        assert isinstance(current_round, int)
+        model = _model(content, t)
+        if model is None:
+            is_past = isinstance(t, int) and t < current_round
+            if isinstance(t, int) and t <= current_round and content.joining:
+                raise Refused(Refusal.JOINING, f"{peer} has just joined and has no model yet.")
+            return Response({"status": "stale" if is_past else "wait", **content.about})
+        if model.spec != request.header.get("spec"):
+            message = f"{peer} and {self.name} have different federation specs in round {t}."
+            raise Refused(Refusal.SPEC_MISMATCH, message)
+        frame = await self._read(peer, member, model.object, self._max_model)
+        if frame is None:
+            await asyncio.sleep(self._limits.outbox_interval * self._rng.random())
+            return Response({"status": "wait", **content.about})
+        nonce = request.header.get("nonce")
+        header: dict[str, JSON] = {
+            "status": "model",
+            "round": model.round,
+            "nonce": nonce,
+            "values": model.values,
+        }
+        return Response({**content.about, **header}, frame)
+
+    async def _answer_sync(
+        self, peer: str, member: _Member, content: HeadContent, request: Request
+    ) -> Response:
+        """Compare specs, as the member's server would, and answer from its stored list."""
+        if member.sync is None or member.sync[0] != content.sync:
+            text = await self._read(peer, member, content.sync, MAX_SYNC_BYTES)
+            if text is None:
+                raise Unreachable(peer, "its stored member list is not as signed, or not there")
+            try:
+                fields, offer = await asyncio.to_thread(_read_offer, text)
+            except (ValueError, KeyError, TypeError, DispflError, RecursionError) as problem:
+                detail = f"The stored member list of {peer} cannot be read: {str(problem)[:200]}"
+                self._refuse(peer, Refusal.MALFORMED, detail)
+                raise Refused(Refusal.MALFORMED, detail) from None
+            member.sync = (content.sync, fields, offer)
+        _, fields, offer = member.sync
+        difference = self._spec_difference(peer, request, fields)
+        if difference:
+            message = f"{self.name} cannot take part with {peer}: {difference}"
+            raise Refused(Refusal.SPEC_MISMATCH, message)
+        body = offer.answer(SyncMessage.read(request.body))
+        header = {"spec": fields["spec"], "spec_version": fields["spec_version"], **content.about}
+        return Response(header, body)
+
+    def _spec_difference(self, peer: str, request: Request, fields: dict[str, Any]) -> str | None:
+        """Describe how the owner's spec differs from that of our request; None if both fit."""
+        own_spec = _texts(request.header["spec"])
+        spec = _texts(fields["spec"])
+        if fields["spec_version"] != request.header.get("spec_version", FIRST_VERSION):
+            own_spec = fixed_entries(own_spec)
+            spec = fixed_entries(spec)
+        return spec_difference(own_spec, spec, f"at {self.name}", f"at {peer}")
+
+    def _refuse(self, peer: str, reason: str, message: str) -> None:
+        """Count and log it. The member is not banned: its storage may be to blame."""
+        self._refused.add(peer, reason)
+        self.log(peer, reason, message)
+
+
+def _has(content: HeadContent, t: int) -> bool:
+    """Whether a head answers a request for round t: with the model, or that it is over."""
+    current_round = content.about["current_round"]
+    assert isinstance(current_round, int)
+    return _model(content, t) is not None or t < current_round
+
+
+def _model(content: HeadContent, t: JSON) -> StoredModel | None:
+    for model in content.models:
+        if model.round == t:
+            return model
+    return None
+
+
+def _texts(spec: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in dict(spec).items()}
+
+
+def stored_offer(spec: dict[str, JSON], spec_version: int, offer: Offer) -> bytes:
+    """Return what an owner stores for the syncs of its readers."""
+    fields = {
+        "spec": spec,
+        "spec_version": spec_version,
+        "records": list(offer.records),
+        "roster": offer.roster.text if offer.roster else None,
+        "in_force": [change.to_json() for change in offer.changes.in_force],
+        "proposed": [change.to_json() for change in offer.changes.proposed],
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _read_offer(text: bytes) -> tuple[dict[str, Any], Offer]:
+    """Read what `stored_offer` has written; its records are verified when they are merged."""
+    fields = json.loads(text)
+    _texts(fields["spec"])
+    if not isinstance(fields["spec_version"], int):
+        raise ValueError("its spec has no version.")
+    roster = Roster.read(str(fields["roster"])) if fields["roster"] is not None else None
+    in_force = tuple(map(SpecChange.from_json, fields["in_force"]))
+    proposed = tuple(map(SpecChange.from_json, fields["proposed"]))
+    changes = SpecChanges(in_force, proposed)
+    return fields, Offer(list(fields["records"]), roster, None, changes)

@@ -1,0 +1,276 @@
+"""Where an outbox is: a folder, or a bucket at S3, Google or Azure.
+
+Three operations are enough: read an object unless it is unchanged, replace one as a whole, delete
+one. Nothing is ever listed, and nobody but its owner writes to an outbox.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dispfl.errors import DispflError
+from dispfl.extras import require
+from dispfl.files import open_regular, write_atomically
+from dispfl.peer.transport.http import Limits, os_error_text
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+T = TypeVar("T")
+_CHUNK_BYTES = 1024 * 1024
+_RETRIES = 2
+_RETRY_TIME = timedelta(seconds=10)
+_UPLOAD_TIME = timedelta(hours=1)
+"""The longest that one request to a bucket may take; a large object is sent in several."""
+
+
+class StorageError(DispflError):
+    """The storage has refused an access, or does not answer."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+        """What the operator can do about it."""
+
+
+class MissingError(StorageError):
+    """The storage has no such object, or not yet."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as it was read."""
+
+    content: bytes
+    tag: str
+    """What changes when the object is replaced."""
+
+
+class Storage(Protocol):
+    """The objects of one outbox."""
+
+    async def read(self, name: str, limit: int, unless: str | None = None) -> StoredObject | None:
+        """Return an object of at most `limit` bytes; None if its tag is still `unless`."""
+        ...
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Create or replace an object; readers find the whole one or the one before."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        ...
+
+
+def open_storage(place: str, limits: Limits) -> Storage:
+    """Open an outbox by its address, which `parse_outbox` has checked."""
+    if place.startswith("/"):
+        return FolderStorage(Path(place), limits)
+    return BucketStorage(place, limits)
+
+
+def _too_long(name: str, limit: int) -> StorageError:
+    return StorageError(f"the object {name} has more than {limit} bytes")
+
+
+class FolderStorage:
+    """An outbox in a folder, which may be a network mount: every access is on a thread of its own.
+
+    A mount that hangs blocks that thread and nothing else.
+    """
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder = folder
+        self._patience = limits.stall_timeout
+        self._lock = asyncio.Lock()
+        self._last_access: asyncio.Future[Any] | None = None
+        self._progress = 0
+
+    async def read(self, name: str, limit: int, unless: str | None = None) -> StoredObject | None:
+        """Return an object, unless it is unchanged."""
+
+        def read() -> StoredObject | None:
+            with open_regular(self._folder / name) as file:
+                status = os.fstat(file.fileno())
+                tag = f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+                if tag == unless:
+                    return None
+                content = bytearray()
+                while chunk := file.read(_CHUNK_BYTES):
+                    content += chunk
+                    self._progress += 1
+                    if len(content) > limit:
+                        raise _too_long(name, limit)
+            return StoredObject(bytes(content), tag)
+
+        return await self._on_thread(read)
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Write a temporary file and rename it."""
+
+        def write() -> None:
+            # Not created: a folder on a share that is not mounted would be one on this disk.
+            if not self._folder.is_dir():
+                raise StorageError(
+                    f"there is no folder {self._folder}", "Mount the share, or create the folder."
+                )
+            write_atomically(self._folder / name, self._chunks(content))
+
+        await self._on_thread(write)
+
+    async def delete(self, name: str) -> None:
+        """Delete a file."""
+        await self._on_thread(lambda: (self._folder / name).unlink(missing_ok=True))
+
+    def _chunks(self, content: bytes) -> Iterator[memoryview]:
+        view = memoryview(content)
+        for start in range(0, len(view), _CHUNK_BYTES):
+            self._progress += 1
+            yield view[start : start + _CHUNK_BYTES]
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        """Run one access, after the one before; give up when it makes no progress."""
+        async with self._lock:
+            if self._last_access is not None:  # of a request that was cancelled meanwhile
+                await self._wait_for(self._last_access)
+            access = _start_thread(work)
+            self._last_access = access
+            await self._wait_for(access)
+        try:
+            return access.result()
+        except FileNotFoundError:
+            raise MissingError(f"{self._folder} has no such file") from None
+        except OSError as problem:
+            text = f"{self._folder}: {os_error_text(problem)}"
+            raise StorageError(text, "Check the folder's permissions and the mount.") from None
+        except StorageError:
+            raise
+        except DispflError as problem:  # a full disk, say
+            raise StorageError(str(problem).rstrip(".")) from None
+
+    async def _wait_for(self, access: "asyncio.Future[Any]") -> None:
+        while not access.done():
+            progress = self._progress
+            await asyncio.wait([access], timeout=self._patience)
+            if not access.done() and self._progress == progress:
+                raise StorageError(
+                    f"{self._folder} does not answer", "Check the mount: it may have to be renewed."
+                )
+
+
+def _start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run work on a daemon thread, which may hang without keeping the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def finish(value: T | None, problem: BaseException | None) -> None:
+        if problem is not None:
+            result.set_exception(problem)
+            result.exception()  # retrieved, also if nobody waits any more
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value: T | None = None
+        problem: BaseException | None = None
+        try:
+            value = work()
+        except BaseException as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, value, problem)
+
+    threading.Thread(target=run, name="outbox", daemon=True).start()
+    return result
+
+
+class BucketStorage:
+    """An outbox in a bucket. Credentials come from the environment, as obstore reads them."""
+
+    def __init__(self, place: str, limits: Limits) -> None:
+        require("outbox", f"An outbox at {place}", "obstore")
+        import obstore
+        from obstore.store import from_url
+
+        self._place = place
+        self._patience = limits.stall_timeout
+        self._min_rate = max(1.0, limits.min_rate)
+        self._obstore = obstore
+        with self._plain_errors():
+            self._store = from_url(
+                place,
+                client_options={
+                    "connect_timeout": timedelta(seconds=limits.connect_timeout),
+                    "read_timeout": timedelta(seconds=limits.stall_timeout),
+                    "timeout": _UPLOAD_TIME,
+                    "allow_http": True,  # only of an endpoint that the operator has set
+                },
+                retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIME},
+            )
+
+    async def read(self, name: str, limit: int, unless: str | None = None) -> StoredObject | None:
+        """Send a conditional request."""
+        from obstore.exceptions import NotModifiedError
+
+        options: GetOptions = {"if_none_match": unless} if unless else {}
+        with self._plain_errors():
+            try:
+                async with asyncio.timeout(self._patience):
+                    result = await self._obstore.get_async(self._store, name, options=options)
+            except NotModifiedError:
+                return None
+            if result.meta["size"] > limit:
+                raise _too_long(name, limit)
+            content = bytearray()
+            chunks = aiter(result.stream(_CHUNK_BYTES))
+            while True:
+                async with asyncio.timeout(self._patience):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    break
+                content += memoryview(chunk)
+                if len(content) > limit:
+                    raise _too_long(name, limit)
+            return StoredObject(bytes(content), result.meta["e_tag"] or "")
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Upload an object, a large one in parts."""
+        with self._plain_errors():
+            async with asyncio.timeout(self._patience + len(content) / self._min_rate):
+                await self._obstore.put_async(self._store, name, content)
+
+    async def delete(self, name: str) -> None:
+        """Delete an object."""
+        with self._plain_errors(), contextlib.suppress(FileNotFoundError):
+            async with asyncio.timeout(self._patience):
+                await self._obstore.delete_async(self._store, name)
+
+    @contextlib.contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise MissingError(f"{self._place} has no such object") from None
+        except TimeoutError:
+            raise StorageError(f"{self._place} does not answer in time") from None
+        except (PermissionDeniedError, UnauthenticatedError) as problem:
+            raise StorageError(
+                f"{self._place}: access is denied ({_first_line(problem)})",
+                "Check the credentials in the environment, and the bucket's policy.",
+            ) from None
+        except (BaseError, OSError, ValueError) as problem:
+            advice = "Check its name, the environment (region, endpoint) and the network."
+            raise StorageError(f"{self._place}: {_first_line(problem)}", advice) from None
+
+
+def _first_line(problem: Exception) -> str:
+    lines = str(problem).strip().splitlines()
+    return lines[0][:300] if lines else type(problem).__name__

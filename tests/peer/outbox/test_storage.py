@@ -1,0 +1,183 @@
+"""Storage as sites have it: a bucket at a real server with faults, a mount that hangs, a disk that
+is full."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from messages import refused
+from object_storage import BUCKET, FaultyProxy, moto_server
+from outbox_world import (
+    LIMITS,
+    eventually,
+    introduce,
+    make_site,
+    meet,
+    running,
+    until,
+)
+from small_disk import SmallDisk
+
+from dispfl.errors import ConfigError
+from dispfl.peer.membership.address import parse_outbox
+from dispfl.peer.outbox import storage as outbox_storage
+from dispfl.peer.outbox.head import HEAD
+from dispfl.peer.outbox.storage import FolderStorage, MissingError, StorageError, open_storage
+from dispfl.peer.site import Site
+from dispfl.peer.transport.http import Limits
+
+
+def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Busy, slow, broken off and denied, for both directions; nothing is listed."""
+
+    async def scenario(server: str) -> None:
+        async with FaultyProxy(server).running() as proxy:
+            monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
+            sites = [make_site(tmp_path, name, f"s3://{BUCKET}/{name}") for name in ("ann", "ben")]
+            introduce(sites)
+            async with running(sites[0]) as ann, running(sites[1]) as ben:
+                await meet(ann, ben)
+                for t, fault in enumerate(("503", "partial", "denied", "slow", "503")):
+                    proxy.faults += [("GET", fault), ("PUT", fault), ("GET", fault)]
+                    model = await ann.publish(t)
+                    received = await ben.model("ann", t)
+                    assert torch.equal(received.values, model.values)
+                    proxy.faults.clear()
+                assert ben.transport.route("ann") == f"outbox s3://{BUCKET}/ann"  # type: ignore[attr-defined]
+
+                async def is_unchanged() -> bool:
+                    await ben.members.sync(["ann"])
+                    return f"GET /{BUCKET}/ann/{HEAD} 304" in proxy.requests
+
+                await eventually(is_unchanged)
+            assert not any(line.startswith(f"GET /{BUCKET} ") for line in proxy.requests)
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with moto_server(tmp_path) as server:
+        asyncio.run(scenario(server))
+
+
+def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    open_regular = outbox_storage.open_regular  # type: ignore[attr-defined]
+
+    def hanging(path: Path) -> object:
+        answers.wait()
+        return open_regular(path)
+
+    async def scenario() -> None:
+        storage = FolderStorage(tmp_path, Limits(stall_timeout=0.05))
+        await storage.write("object", b"content")
+        monkeypatch.setattr(outbox_storage, "open_regular", hanging)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="does not answer"):
+                await storage.read("object", 100)
+        assert threading.active_count() < 20
+        answers.set()
+        stored = await storage.read("object", 100)
+        assert stored is not None
+        assert stored.content == b"content"
+        assert await storage.read("object", 100, stored.tag) is None
+        with pytest.raises(StorageError, match="more than 3 bytes"):
+            await storage.read("object", 3)
+        with pytest.raises(MissingError):
+            await storage.read("other", 100)
+
+    asyncio.run(scenario())
+
+
+def test_a_share_that_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = open_storage(str(tmp_path / "not-mounted" / "alice"), LIMITS)
+        with pytest.raises(StorageError, match="there is no folder"):
+            await storage.write("object", b"content")
+
+    asyncio.run(scenario())
+    assert not (tmp_path / "not-mounted").exists()
+
+
+def test_what_a_full_share_refuses_is_stored_once_it_has_space(
+    tmp_path: Path, small_disk: SmallDisk
+) -> None:
+    outbox = small_disk.path / "ann"
+    outbox.mkdir()
+    (tmp_path / "ben").mkdir()
+    sites = [
+        make_site(tmp_path / "sites", "ann", str(outbox)),
+        make_site(tmp_path / "sites", "ben", str(tmp_path / "ben")),
+    ]
+    introduce(sites)
+
+    async def scenario() -> None:
+        async with running(sites[0]) as ann, running(sites[1]) as ben:
+            await meet(ann, ben)
+            small_disk.fill()
+            publishing = asyncio.create_task(ann.publish(0))
+            await until(lambda: "full" in str((ann.site.status() or {}).get("outbox")))
+            assert (await ben.request_model("ann", 0)).header["status"] == "wait"
+            small_disk.free()
+            model = await publishing
+            assert torch.equal((await ben.model("ann", 0)).values, model.values)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "share",
+        "../share",
+        "/mnt/../etc",
+        "s3://",
+        "s3:///x",
+        "http://x/y",
+        "/a\nb",
+        "/ä",
+        "s3://b/x y",
+    ],
+)
+def test_addresses_that_are_no_outbox_are_refused(text: str) -> None:
+    with refused(ConfigError, key="outbox"):
+        parse_outbox(text)
+
+
+def test_a_reader_may_name_another_place_for_a_members_outbox(tmp_path: Path) -> None:
+    """Ann says where the share is mounted at her site; Ben has mounted it elsewhere."""
+    for name in ("ann", "ben"):
+        (tmp_path / "here" / name).mkdir(parents=True)
+    (tmp_path / "there").symlink_to(tmp_path / "here")
+    ann = make_site(tmp_path, "ann", str(tmp_path / "here" / "ann"))
+    elsewhere = str(tmp_path / "there" / "ann")
+    ben = make_site(tmp_path, "ben", str(tmp_path / "here" / "ben"), outboxes={"ann": elsewhere})
+    assert Site.open(ben.folder).info.outboxes == {"ann": elsewhere}
+    introduce([ann, ben])
+
+    async def scenario() -> None:
+        async with running(ann) as sender, running(ben) as reader:
+            await meet(sender, reader)
+            model = await sender.publish(0)
+            assert torch.equal((await reader.model("ann", 0)).values, model.values)
+            assert reader.transport.route("ann") == f"outbox {elsewhere}"  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+def test_an_outbox_needs_whole_models(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    site = make_site(tmp_path, "ann", str(tmp_path / "share"), exchange="pull")
+
+    async def scenario() -> None:
+        async with running(site):
+            pass
+
+    with refused(ConfigError, key="outbox"):
+        asyncio.run(scenario())
