@@ -87,9 +87,10 @@ def test_the_groups_of_entry_points_are_those_of_the_registry() -> None:
 
 
 def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> None:
-    """And no other: those of a run with groups of peers."""
+    """And no other: those of a run with groups of peers and a clock."""
     result = CliRunner().invoke(
-        app, ["run", *QUICK, "method.density=0.4,0.8", "--out", str(tmp_path / "run")]
+        app,
+        ["run", *QUICK, "method.density=0.4,0.8", "fleet=phones", "--out", str(tmp_path / "run")],
     )
     assert result.exit_code == 0, result.output
     page = (DOCS / "reference/run-directory.md").read_text()
@@ -100,8 +101,9 @@ def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> N
         content = json.loads(read((tmp_path / "run" / file).read_text()))
         fields = list(content)
         if file == "metrics.jsonl":
-            at = fields.index("busiest")
-            fields[at : at + 1] = [f"busiest.{key}" for key in content["busiest"]]
+            for name in ("busiest", "simulated"):
+                at = fields.index(name)
+                fields[at : at + 1] = [f"{name}.{key}" for key in content[name]]
         assert described == fields, file
 
 

@@ -30,6 +30,7 @@ TABLES = {
     "model": "The network.",
     "train": "Local training; by default the paper's plain SGD.",
     "wire": "How models are sent.",
+    "network": "The network between the devices of a clock.",
     "privacy": "Differential privacy of a peer's samples; off by default.",
     "limits": "Timeouts and limits of a site's network.",
     "deadlines": "How long a site's rounds wait for other sites.",

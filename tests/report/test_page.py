@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Write = Callable[..., Path]
-SECTIONS = [name for name in CONTENTS if name not in ("affinities", "privacy")]
+SECTIONS = [name for name in CONTENTS if name not in ("affinities", "privacy", "time")]
 
 
 def test_the_same_runs_give_the_same_bytes(write: Write, tmp_path: Path) -> None:

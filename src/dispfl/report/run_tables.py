@@ -34,12 +34,14 @@ def overview(run: RecordedRun) -> Metrics:
     if run.summary is not None:
         return run.summary
     rounds = f"{len(run.records)} of {run.config['rounds']} rounds"
-    return {
+    summary = {
         "method": run.method,
         "unfinished": f"{rounds}; resume with: {_resume_command(run)}",
         **summarize_rounds(run.records),
-        SIMULATED: summarize_times(run.records, run.roster, run.device_class_of),
     }
+    if any(record.get(SIMULATED) for record in run.records):
+        summary[SIMULATED] = summarize_times(run.records, run.roster, run.device_class_of)
+    return summary
 
 
 def _resume_command(run: RecordedRun) -> str:
