@@ -385,8 +385,10 @@ class Comparison:
         differences = {}
         for row in self.rows:
             reference = self.references[row.label]
+            if row is reference:
+                continue
             difference = row.difference_to(reference)
-            if row is not reference and difference:
+            if difference:
                 differences[row.label] = difference
         return differences
 

@@ -412,8 +412,10 @@ class RecordedRun:
     def similarities(self, t: int) -> dict[str, dict[str, float]]:
         """Return how similar the senders of round t are to each receiver; empty if unknown."""
         record = self.records[t]
+        if not record.get("similarities"):
+            return {}
         links = self.links(t)
-        if links is None or not record.get("similarities"):
+        if links is None:
             return {}
         with self._damage_named(record):
             return decode_numbers(record["similarities"], links.received)
