@@ -413,8 +413,8 @@ def test_a_score_or_a_loss_on_other_samples_changes_nothing(
     assert trainer.score(torch.tensor([2.0]), samples.take(torch.tensor([0]))) == 1
     assert trainer.loss(torch.tensor([2.0]), samples) == (1 + 9) / 2
     assert trainer.network.read().tolist() == [2.0]
-    assert [passes.samples for passes in trainer.report.evaluations] == [2, 1, 2]
-    assert replace(trainer.report, evaluations=[]) == Report()
+    assert [passes.samples for passes in trainer.report.scored] == [2, 1, 2]
+    assert replace(trainer.report, scored=[]) == Report()
 
 
 def test_a_lasting_stream_is_the_same_in_every_round_and_differs_between_peers(

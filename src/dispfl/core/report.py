@@ -137,12 +137,15 @@ class Report:
     computed: list[int] = field(default_factory=list)
     """The weights of each layer of the network that trains: with masks of single weights, those
     that are left out are multiplied too. Empty: the kept ones."""
+    scored: list[Passes] = field(default_factory=list)
+    """The samples passed forward only, by a method that compares models."""
     evaluations: list[Passes] = field(default_factory=list)
-    """The samples passed forward only, to evaluate a model."""
+    """The samples passed forward only, to evaluate the round."""
 
     def __post_init__(self) -> None:
         # JSON gives lists for tuples.
         self.passes = [Passes(*entry) for entry in self.passes]
+        self.scored = [Passes(*entry) for entry in self.scored]
         self.evaluations = [Passes(*entry) for entry in self.evaluations]
 
     @property
@@ -158,7 +161,7 @@ class Report:
     def without_evaluation(self) -> "Report":
         """Return the report of the same step in a round without evaluation."""
         unmeasured: dict[str, Any] = {quantity.name: None for quantity in EVALUATIONS}
-        return replace(self, scores={}, **unmeasured)
+        return replace(self, scores={}, evaluations=[], **unmeasured)
 
     def with_evaluation(self, evaluation: "Report") -> "Report":
         """Return the report of the same step with what the evaluation of another model measured."""

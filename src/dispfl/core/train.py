@@ -4,6 +4,7 @@ import re
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import cos, isfinite, pi
 from numbers import Integral, Real
@@ -251,6 +252,7 @@ class Trainer:
         self._part: TrainedPart | None = None
         self._bits: Tensor | None = None
         self._frozen: Tensor | None = None
+        self._is_observing = False
 
     # what methods read
 
@@ -634,9 +636,18 @@ class Trainer:
         for x, y in samples.batches(EVALUATION_BATCH):
             outputs.append(self.network(x))
             labels.append(self.network.to_device(y))
-        sizes = list(self.network.layout.sizes)
-        self.report.evaluations.append(Passes(len(samples), sizes))
+        passes = Passes(len(samples), list(self.network.layout.sizes))
+        (self.report.evaluations if self._is_observing else self.report.scored).append(passes)
         return torch.cat(outputs), torch.cat(labels)
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Count what is scored as the round's evaluation, not as a part of the method's step."""
+        self._is_observing = True
+        try:
+            yield
+        finally:
+            self._is_observing = False
 
     def observe(self, weights: Tensor) -> None:
         """Evaluate the model at the end of the step: all metrics and the loss on test data."""
@@ -648,7 +659,8 @@ class Trainer:
         """Evaluate the model between mixing and training, in rounds with evaluation."""
         if self.evaluate:
             began = step_clock(self.network)
-            self.report.mixed = self.score(weights)
+            with self.observing():
+                self.report.mixed = self.score(weights)
             self.report.seconds -= step_clock(self.network) - began
 
     def check_finite(self, values: Tensor, name: str) -> None:

@@ -301,7 +301,8 @@ def peer_step(
         trainer.report.seconds += step_clock(network) - began
         trainer.network = network.for_mask(after.model.mask)
         if task.evaluate:
-            _evaluate(context, trainer, after.model)
+            with trainer.observing():
+                _evaluate(context, trainer, after.model)
         if trainer.report.mask_change is None:
             trainer.report.mask_change = _mask_change(after)
     trainer.step_is_over = True

@@ -489,7 +489,7 @@ def kernel_flops_of(report: Report, cost: ForwardCost) -> int | None:
                 size if count else 0 for size, count in zip(computed, passes.trained, strict=True)
             ]
         flops += cost.training(computed, passes.samples, trained)
-    for passes in report.evaluations:
+    for passes in (*report.scored, *report.evaluations):
         flops += passes.samples * cost.sparse(passes.kept)
     return flops
 
