@@ -13,9 +13,9 @@ BENCHMARKS = round_loop naive gossip_average robust_average prune_and_regrow pac
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
 
-# Up to four files run at the same time, in the order of pyproject.toml: the longest first.
+# Three files run at the same time, because many tests wait for real processes; in the order of pyproject.toml: the longest first.
 test: $(VENV)/.installed
-	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 # Linters, types and import directions.
 check: $(VENV)/.installed
