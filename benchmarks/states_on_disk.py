@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from dispfl import DisPFL, FedAvg, Federation, RandomRegular, Train
-from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Method
 from dispfl.models.settings import Model
 from measure import report
+from synthetic import peers_with_shared_images
 
 FEW = 100
 MANY = 10_000
@@ -46,17 +46,9 @@ class Usage:
 
 def federation(peers: int, method: str) -> Federation:
     """Return peers that index the same random images."""
-    rng = torch.Generator().manual_seed(0)
-    images = torch.randn(IMAGES, 1, 28, 28, generator=rng)
-    labels = torch.randint(10, (IMAGES,), generator=rng)
-    samples = ResidentSamples(images, labels)
-    data = []
-    for _ in range(peers):
-        rows = torch.randint(IMAGES, (TRAIN_IMAGES + TEST_IMAGES,), generator=rng)
-        data.append((samples.take(rows[:TRAIN_IMAGES]), samples.take(rows[TRAIN_IMAGES:])))
     return Federation(
         lambda: Model(name="cnn").build(1, 10, 28),
-        data,
+        peers_with_shared_images(peers, IMAGES, TRAIN_IMAGES, TEST_IMAGES),
         METHODS[method],
         RandomRegular(degree=10),
         train=Train(epochs=1, batch_size=32),

@@ -27,6 +27,21 @@ def images(channels: int, size: int, samples: int) -> ResidentSamples:
     return ResidentSamples(inputs, labels, None, transform)
 
 
+def peers_with_shared_images(
+    peers: int, samples: int, train: int, test: int
+) -> list[tuple[ResidentSamples, ResidentSamples]]:
+    """Return the training and test data of peers that index the same random images."""
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, 1, 28, 28, generator=rng)
+    labels = torch.randint(10, (samples,), generator=rng)
+    shared = ResidentSamples(inputs, labels)
+    data = []
+    for _ in range(peers):
+        rows = torch.randint(samples, (train + test,), generator=rng)
+        data.append((shared.take(rows[:train]), shared.take(rows[train:])))
+    return data
+
+
 def federation(
     model: str,
     channels: int,
