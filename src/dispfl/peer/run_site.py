@@ -219,8 +219,9 @@ async def open_node(
             network.watch_clocks(ctx),
             service.watch(ctx.status, lambda: network.transport.is_serving),
         ]
+        client = Client(ctx, network.transport, deadlines, random.Random())
         if writer is not None:
-            tasks.append(writer.run())
+            tasks += [writer.run(), writer.learn_keys(client.members.sync)]
         await stack.enter_async_context(_in_background(tasks))
 
         async def metrics() -> "list[Metric]":
@@ -230,7 +231,6 @@ async def open_node(
 
         listen = site.config().metrics.listen
         await stack.enter_async_context(serve_metrics(listen, metrics, log))
-        client = Client(ctx, network.transport, deadlines, random.Random())
         yield Node(ctx, client, training, saving), saving
 
 

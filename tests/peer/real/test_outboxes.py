@@ -1,6 +1,5 @@
 """Real sites in processes of their own that share only storage."""
 
-import socket
 from pathlib import Path
 
 from real_peers import TINY, Peers, create_sites
@@ -12,11 +11,6 @@ from dispfl.peer.transport.http import Limits
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.topology import peer_names
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex((LOOPBACK, port)) == 0
 
 
 def test_sites_that_share_a_folder_and_a_reachable_one_get_the_models_of_the_simulation(
@@ -39,9 +33,9 @@ def test_sites_that_share_a_folder_and_a_reachable_one_get_the_models_of_the_sim
     limits = Limits(outbox_interval=0.1)
     peers = Peers(out, names, Deadlines(min=60.0, startup=240.0), limits=limits)
     try:
-        peers.start(direct)  # the others learn its key when they start
-        peers.until(lambda: is_listening(port))
-        peers.start(*stored)
+        peers.start(*stored)  # they cannot ask the direct one for its key when they start
+        peers.until(lambda: all((tmp_path / "share" / name / "head").exists() for name in stored))
+        peers.start(direct)
         peers.until(lambda: all(peers.newest(name) >= 1 for name in names))
         peers.kill(stored[0])
         peers.start(stored[0])

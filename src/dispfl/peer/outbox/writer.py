@@ -6,7 +6,7 @@ are deleted. A node does not wait for it: what cannot be stored now is stored la
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dispfl.core.packed import PackedModel
@@ -28,8 +28,9 @@ KEEP_ROUNDS = 8
 """Rounds whose models stay in an outbox; older ones are deleted."""
 WATCH_SECONDS = 0.5
 """How often changes of the member list are looked for; a new model is stored at once."""
+FIRST_PAUSE = 1.0
 MAX_PAUSE = 30.0
-"""Most seconds before a failed access is repeated."""
+"""Most seconds before a failed access, or a question for a key, is repeated."""
 LAST_SECONDS = 10.0
 """For the last head of a node that ends."""
 
@@ -91,6 +92,19 @@ class OutboxWriter:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)
             await self._ctx.published.wait_for_change(WATCH_SECONDS)
+
+    async def learn_keys(self, sync: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        """Ask members for their records whose sealing keys we lack, for ever.
+
+        A member that is no recipient cannot read this outbox, and may have no other way to tell us.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
+            with contextlib.suppress(DispflError):  # a member list that cannot be read now
+                names = self._site.members.names()
+                await sync(sorted(set(names) - self._recipients().keys()))
 
     async def write_last(self) -> None:
         """Store what the node has ended with, if the storage answers."""
