@@ -66,6 +66,7 @@ class World:
         address = f"127.0.0.1:{self.ports.get(person, 0)}"
         command = command.replace("0.0.0.0:7600", address)
         command = command.replace(f"{person}.example.org:7600", address)
+        command = command.replace("/mnt/share", str(self.folder / "share"))
         command = re.sub("wss://relay.example.org:443#sha256=[^']*", self.relay_address, command)
         command, _, target = command.partition(" > ")
         program, *words = shlex.split(command)
@@ -206,7 +207,7 @@ def test_two_sites_without_open_ports_by_the_relay_of_the_page(world: World) -> 
     """The page has alice's commands; bob types the same, and both accept each other."""
     (world.folder / RELAY).mkdir()
     world.ports = {RELAY: free_ports(1)[0]}
-    page = commands("## Without open ports", "## Clocks")
+    page = commands("## Without open ports", "### By an outbox")
     typed = []
     for person, command in page:
         typed.append((person, command))
@@ -239,3 +240,24 @@ def test_two_sites_without_open_ports_by_the_relay_of_the_page(world: World) -> 
     where = world.relay_address.partition("#")[0]
     assert f"relay        {where} connects this site" in world.shown
     assert f"by {where}" in world.shown
+
+
+def test_two_sites_by_the_outboxes_of_the_page(world: World) -> None:
+    """The page has alice's commands; bob types the same."""
+    (world.folder / "share").mkdir()
+    page = commands("### By an outbox", "## Clocks")
+    assert [command.split()[:3] for _, command in page] == [
+        ["mkdir", "/mnt/share/alice"],
+        ["dispfl", "peer", "init"],
+        ["dispfl", "peer", "accept"],
+        ["dispfl", "peer", "run"],
+    ]
+    other_site = {"alice": "bob", "bob": "alice"}
+    for _, command in page:
+        world.type("alice", command)
+        swapped = re.sub("alice|bob", lambda name: other_site[name[0]], command)
+        world.type("bob", swapped)
+    for name, other in other_site.items():
+        assert world.nodes[name].wait(PATIENCE) == 0, (world.folder / name / "log.txt").read_text()
+        rounds = rounds_of(world.folder / name / "site" / "run")
+        assert [rounds[t]["received"] for t in (0, 1, 2)] == [[other]] * 3

@@ -383,7 +383,11 @@ def _explained(problem: Exception, relay: RelayAddress) -> RelayError:
                 " #sha256=FINGERPRINT.",
             )
         case aiohttp.WSServerHandshakeError():
-            return RelayError(f"there is no relay (status {problem.status})", "Check its address.")
+            return RelayError(
+                f"there is no relay (status {problem.status})",
+                "Check its address. If a proxy inspects TLS, its administrator must let it pass on"
+                " WebSockets (in Squid: http_upgrade_request_protocols), or exempt this relay.",
+            )
         case TimeoutError():
             text = "no answer in time"
         case _:
