@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from dispfl.clock.fleet import Fleet, Network, absolute_file, make_fleet
-from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from_lists
+from dispfl.core.device_classes import FIT, DeviceClass, Fit, assign_classes, classes_from_lists
 from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
@@ -114,6 +114,7 @@ class RunSettings(Settings):
         "wire",
         "privacy",
         "network",
+        "fit",
         "limits",
         "deadlines",
         mode="before",
@@ -199,6 +200,8 @@ class RunSettings(Settings):
                 content[key]["name"] = registry.name_of(getattr(self, key))
         if not content.get("network"):  # without a clock
             content.pop("network", None)
+        if content["method"].get("density") != FIT:
+            content.pop("fit", None)
         return content
 
     def make_task(self, folder: Path | None = None) -> Task:
@@ -231,14 +234,15 @@ class Simulation(RunSettings):
     """Classes of devices by name, each with its `share` of the peers or their names (`peers`), and
     with a `density`, and in `train` with `epochs`, `steps`, `batch_size` or `lr`, of its own.
 
-    With `speed` (FLOP/s), `up` and `down` (Mbit/s), `watts`, and `on_hours` and `off_hours` or
-    `daily` (22:00-06:00), the run has a clock. Lists of values, such as train.epochs=[1,5], make
-    classes of equal size.
+    With `speed` (FLOP/s), `up` and `down` (Mbit/s), `watts`, `memory` (MB), and `on_hours` and
+    `off_hours` or `daily` (22:00-06:00), the run has a clock. Lists of values, such as
+    train.epochs=[1,5], make classes of equal size.
     """
     fleet: str | None = None
     """The devices of a clock, dealt to the peers by the seed: hospitals, phones, edge-boards,
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
+    fit: Fit = Fit()
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -363,7 +367,8 @@ class Simulation(RunSettings):
         """Fit the defaults to the number of peers, and refuse settings that contradict others."""
         topology = self.topology.resolved(self.peers)
         topology.check(self.peers)
-        self.method.densities(self.peers)
+        if getattr(self.method, "density", None) != FIT:
+            self.method.densities(self.peers)
         method = self.method.resolved(topology, self.peers)
         check_byzantine(method, topology, self.peers)
         check_protects(method, topology, self.peers)

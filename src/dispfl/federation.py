@@ -17,6 +17,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators
 from dispfl.core.samples import PeerData
 from dispfl.core.task import Loss, Task
+from dispfl.costs.capacity import with_fitted_densities
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment, Simulation
@@ -141,13 +142,14 @@ class Federation:
         if init is not None:
             model = _starting_from(model, init)
 
-        self._context = RunContext(
+        context = RunContext(
             settings=simulation.model_copy(update={"metric": metrics}),
             data=RunData(peers=data, unseen=unseen, global_test=global_samples),
             model=model,
             task=task,
             optimizer=optimizer,
         )
+        self._context = with_fitted_densities(context)
         self._ray_address = ray_address
 
     def run(

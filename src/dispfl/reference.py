@@ -31,6 +31,7 @@ TABLES = {
     "train": "Local training; by default the paper's plain SGD.",
     "wire": "How models are sent.",
     "network": "The network between the devices of a clock.",
+    "fit": "How method.density=fit chooses the densities of devices.",
     "privacy": "Differential privacy of a peer's samples; off by default.",
     "limits": "Timeouts and limits of a site's network.",
     "deadlines": "How long a site's rounds wait for other sites.",

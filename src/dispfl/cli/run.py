@@ -182,9 +182,31 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         for name, count in Counter(run.context.class_of.values()).items():
             classes.append(f"{name} with {plural(count, 'peer')}")
         lines.append(f"Classes of devices: {', '.join(classes)}.")
+    if run.context.fitted:
+        lines.append(_describe_fit(run))
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
         lines.append(_describe_costs(experiment))
     return lines
+
+
+def _describe_fit(run: "ExperimentRun") -> str:
+    """Say which densities fit the devices of each class."""
+    from dispfl.costs.capacity import fit_densities
+    from dispfl.report.wording import join_and, plural
+
+    fitted = fit_densities(run.context)
+    fleet = run.experiment.fleet_of(run.context.data.participants)
+    assert fleet is not None
+    counts: Counter[tuple[str, float, float]] = Counter()
+    for peer, fit in fitted.peers.items():
+        counts[fleet.class_of[peer], fit.density, fit.seconds] += 1
+    groups = []
+    for (name, density, seconds), count in sorted(counts.items()):
+        group = f"{density:g} for {plural(count, 'peer')} of {name}"
+        if seconds > fitted.round_time:
+            group += f" (who need {seconds:.3g} s)"
+        groups.append(group)
+    return f"Densities for a round of {fitted.round_time:.3g} s: {join_and(groups)}."
 
 
 def _describe_costs(experiment: "Experiment") -> str:

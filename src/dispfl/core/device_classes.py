@@ -45,6 +45,8 @@ class Device(Settings):
     """Mbit/s that it receives; unlimited if not given."""
     watts: float | None = Field(default=None, ge=0)
     """What it draws while it computes."""
+    memory: float | None = Field(default=None, gt=0)
+    """MB (1e6 bytes) that it has for training; `method.density=fit` chooses a model that fits."""
     on_hours: float | None = Field(default=None, ge=0.001)
     """With `off_hours`: it is online in turns of random length, with this mean."""
     off_hours: float | None = Field(default=None, ge=0.001)
@@ -119,6 +121,32 @@ class DeviceClass(Device):
                 "A class has a share or peers, not both; omit one of them.", key="classes"
             )
         return self
+
+
+FIT = "fit"
+"""In place of a density: that which fits the device of each peer (`costs/capacity.py`)."""
+
+
+class Fit(Settings):
+    """How `method.density=fit` chooses the density of each peer."""
+
+    table: ClassVar[str] = "fit"
+    round_time: float | None = Field(default=None, gt=0)
+    """Seconds in which a peer shall train and exchange models in a round; by default those of the
+    median device at density 0.5."""
+    floor: float = Field(default=0.1, gt=0, le=1)
+    """The smallest density, also of a device that needs longer with it."""
+    step: float = Field(default=0.05, ge=0.001, le=1)
+    """Densities are the floor and so many steps."""
+
+    @property
+    def densities(self) -> list[float]:
+        """The densities to choose from, in order; the last is 1."""
+        steps = int((1 - self.floor) / self.step + 1e-9)
+        densities = [round(self.floor + index * self.step, 6) for index in range(steps + 1)]
+        if densities[-1] < 1:
+            densities.append(1.0)
+        return densities
 
 
 def classes_from_lists(train: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,16 +16,17 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.device_classes import DeviceClass
+from dispfl.clock.fleet import Network
+from dispfl.core.device_classes import DeviceClass, Fit
 from dispfl.core.layout import Layout
 from dispfl.core.tensors import total_bytes
 from dispfl.core.train import Train
+from dispfl.costs.capacity import with_fitted_densities
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.catalogue import DataSpec, describe
 from dispfl.errors import user_errors
 from dispfl.experiment import Experiment, Simulation
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
-from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.models.settings import Model
@@ -78,6 +79,9 @@ class CostInputs:
     """Whether peers have validation data besides these samples."""
     names: tuple[str, ...] = ()
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
+    fleet: str | None = None
+    network: Network = field(default_factory=Network)
+    fit: Fit = field(default_factory=Fit)
     run: RunContext | None = None
     """The context of the run itself, where its data had to be read."""
 
@@ -108,6 +112,9 @@ class CostInputs:
             validation=bool(experiment.partition.validation),
             names=experiment.names,
             classes=experiment.classes,
+            fleet=experiment.fleet,
+            network=experiment.network,
+            fit=experiment.fit,
         )
 
     @cached_property
@@ -127,13 +134,17 @@ class CostInputs:
             seed=self.seed,
             names=self.names,
             classes=dict(self.classes),
+            fleet=self.fleet,
+            network=self.network,
+            fit=self.fit,
         )
-        return RunContext(
+        context = RunContext(
             settings=settings,
             data=RunData(remote_peers=settings.roster),
             model=lambda: self.model.build(channels, classes, size),
             input_shape=self.data.shape,
         )
+        return with_fitted_densities(context, dict.fromkeys(settings.roster, self.samples))
 
     @property
     def roster(self) -> list[str]:
@@ -340,12 +351,10 @@ def _local_training(
     """
     method = inputs.method
     samples = inputs.samples
-    search = 0
+    search = method.searched_samples(train)
     match method:
         case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
             samples -= max(1, int(method.validation * samples))
-        case DisPFL(structure="weights", searches_by_gradient=True):
-            search = train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = train.batch_size
     operations = forward.training(forward.sizes, min(search, samples))

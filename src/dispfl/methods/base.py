@@ -11,12 +11,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from dispfl.core.device_classes import FIT
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import Mask, PackedModel, WeightMask
@@ -118,6 +119,10 @@ class Method(Component):
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
+
+    def searched_samples(self, train: Train) -> int:
+        """Return the samples of a round whose dense gradient tells how to change the mask."""
+        return 0
 
     def training_passes(
         self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
@@ -426,6 +431,8 @@ def evaluated_state(
 
 
 def _check_density(value: Any) -> Any:
+    if value == FIT:
+        return value
     if not isinstance(value, (list, tuple)):
         _check_one_density(value, value)
         return value
@@ -446,21 +453,31 @@ def _check_one_density(density: Any, value: Any) -> None:
         raise ValueError(f"must be in (0, 1], got {density:g}.{hint}")
 
 
-Density = Annotated[float | tuple[float, ...], BeforeValidator(_check_density)]
-"""One density for all peers, or a list of densities for groups of equal size, in roster order."""
+Density = Annotated[float | tuple[float, ...] | Literal["fit"], BeforeValidator(_check_density)]
+"""One density for all peers, a list of densities for groups of equal size, in roster order, or
+"fit"."""
 
 
 def has_density_groups(method: Method) -> bool:
     """Whether each peer of this method may have a density of its own."""
     field = type(method).model_fields.get("density")
-    return field is not None and field.annotation == float | tuple[float, ...]
+    return field is not None and tuple[float, ...] in get_args(field.annotation)
 
 
-def spread_densities(density: float | tuple[float, ...], peers: int) -> list[float]:
+def spread_densities(
+    density: float | tuple[float, ...] | Literal["fit"], peers: int
+) -> list[float]:
     """Return a density for each peer: g densities make g groups of peers, in roster order.
 
-    The sizes of two groups differ by at most one.
+    The sizes of two groups differ by at most one. Densities that fit devices are only known to a
+    run (`RunContext.densities`).
     """
+    if isinstance(density, str):
+        raise ConfigError(
+            "method.density is fit, which needs the devices of a simulation; give a number in (0,"
+            " 1].",
+            key="method.density",
+        )
     groups = density if isinstance(density, tuple) else (density,)
     if len(groups) > peers:
         raise ConfigError(

@@ -31,7 +31,8 @@ class DisPFL(Robust, Affinity):
     density: Density = 0.5
     """Share of weights a peer keeps; a list makes groups of peers.
 
-    The paper's sparsity 0.8 is density 0.2.
+    The paper's sparsity 0.8 is density 0.2. `fit`: as much as each peer's device manages in the
+    time of the table `fit`.
     """
     structure: Literal["weights", "channels"] = "weights"
     """What a mask leaves out: single weights (the paper), or whole channels, to save time too."""
@@ -134,6 +135,11 @@ class DisPFL(Robust, Affinity):
 
     def choices(self, neighbours: int, t: int, T: int) -> int:
         return super().choices(neighbours, t, self.horizon or T)
+
+    def searched_samples(self, train: Train) -> int:
+        if self.masks_channels or not self.searches_by_gradient:
+            return 0
+        return train.batch_size
 
     def private_steps(self, train: Train, samples: int) -> int:
         return train.local_steps(samples) + self.searches_by_gradient

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.core.device_classes import class_of_each, read_classes
+from dispfl.core.device_classes import FIT, class_of_each, read_classes
 from dispfl.core.metric import Measure
 from dispfl.core.names import MAX_PEERS, roster_of
 from dispfl.core.quantities import SIMULATED
@@ -318,6 +318,10 @@ class RecordedRun:
         if density is None:
             return None
         densities = density if isinstance(density, list) else [density]
+        if density == FIT:
+            if not self.summary:  # they are known when the run has finished
+                return None
+            densities = self.summary["densities"]
         classes = read_classes(self.config)
         by_peer = {}
         for index, peer in enumerate(self.roster):

@@ -88,6 +88,8 @@ class RunContext:
     """The network's layout, where another process has found it already."""
     input_shape: Sequence[int] | None = None
     """The shape of an input, where no data are here."""
+    fitted: Mapping[str, float] = field(default_factory=dict)
+    """With `method.density=fit`: the density that fits each peer's device."""
     secret_key: bytes = field(default=b"", repr=False)
     """With privacy: what batches and noise are drawn from; known to this process alone."""
 
@@ -200,7 +202,10 @@ class RunContext:
     def densities(self) -> dict[str, float]:
         """The density of each peer's model; an unseen peer has that of the last one."""
         peers = self.data.participants
-        densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
+        if self.fitted:
+            densities = dict(self.fitted)
+        else:
+            densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
         for peer in peers:
             device = self.device_class(peer)
             if device is not None and device.density is not None:

@@ -305,8 +305,10 @@ def summarize(
         if peer in context.data.peers:
             densities.append(density)
             classes.append(context.class_of.get(peer))
+    fitted = {"densities": densities} if context.fitted else {}
     return {
         "method": context.method.name,
+        **fitted,
         "peers": len(context.data.peers),
         **summarize_rounds(records),
         "metric": context.task.metric.name,

@@ -11,6 +11,7 @@ from dispfl.core.names import peer_names, roster_of
 from dispfl.core.rng import stream
 from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import TaskName
+from dispfl.costs.capacity import with_fitted_densities
 from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.labelled import LabelledDataset
@@ -69,7 +70,7 @@ def experiment_context(
         data = replace(data, unseen=_peer_data(experiment, names, split.unseen, train, test))
     if split.global_test is not None:
         data = replace(data, global_test=test.take(split.global_test))
-    return named_context(experiment, dataset, data)
+    return with_fitted_densities(named_context(experiment, dataset, data))
 
 
 def named_context(
