@@ -235,8 +235,8 @@ class Simulation(RunSettings):
     with a `density`, and in `train` with `epochs`, `steps`, `batch_size` or `lr`, of its own.
 
     With `speed` (FLOP/s), `up` and `down` (Mbit/s), `watts`, `memory` (MB), and `on_hours` and
-    `off_hours` or `daily` (22:00-06:00), the run has a clock. Lists of values, such as
-    train.epochs=[1,5], make classes of equal size.
+    `off_hours`, `daily` (22:00-06:00) or `availability` (a file), the run has a clock. Lists of
+    values, such as train.epochs=[1,5], make classes of equal size.
     """
     fleet: str | None = None
     """The devices of a clock, dealt to the peers by the seed: hospitals, phones, edge-boards,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from messages import refused
 
+from dispfl.clock.availability import HOUR, read_traces
 from dispfl.clock.fleet import Network, make_fleet, read_devices
 from dispfl.core.device_classes import DeviceClass
 from dispfl.errors import ConfigError
@@ -24,6 +25,8 @@ from dispfl.experiment import Simulation
         {"classes": {"a": {"share": 1, "speed": 1e9, "on_hours": 2}}},
         {"classes": {"a": {"share": 1, "speed": 1e9, "daily": "25:00-06:00"}}},
         {"classes": {"a": {"share": 1, "speed": 1e9, "daily": "06:00-06:00"}}},
+        {"classes": {"a": {"speed": 1e9, "daily": "06:00-07:00", "availability": "trace.csv"}}},
+        {"classes": {"a": {"share": 1, "speed": 1e9, "availability": "missing.csv"}}},
         {"fleet": "phones", "network": {"server_up": 0}},
         {"fleet": "phones", "network": {"latencies": "missing.csv"}},
         {"network": {"latency": 20}},
@@ -57,6 +60,41 @@ def test_a_file_of_devices_with_gaps_is_refused(content: str, tmp_path: Path) ->
     path.write_text(content)
     with refused(ConfigError, key="fleet"):
         read_devices(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "device,from,to\na,0,1\n",
+        "device,on,off\na,0,\n",
+        "device,on,off\na,-1,2\n",
+        "device,on,off\na,2,2\n",
+        "device,on,off\na,0,2\nb,0,1\na,1,3\n",
+        "device,on,off\na,nan,2\n",
+    ],
+)
+def test_a_trace_with_gaps_or_negative_times_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(content)
+    with refused(ConfigError, key="classes"):
+        read_traces(path)
+
+
+def test_a_device_of_a_trace_computes_while_it_is_online_and_the_file_repeats(
+    tmp_path: Path,
+) -> None:
+    """Online from hour 1 to 2 and from 3 to 4 of every 4: three hours' work started at 0 takes
+    until hour 6, in the second turn of the file."""
+    path = tmp_path / "trace.csv"
+    path.write_text("device,on,off\na,1,2\na,3,4\n")
+    classes = {"a": DeviceClass(speed=1e9, availability=str(path))}
+    fleet = make_fleet(None, classes, Network(), ["000", "001"], seed=0)
+    assert fleet is not None
+    availability = fleet.availability("000")
+    assert not availability.is_online(0)
+    assert availability.is_online(HOUR)
+    assert availability.finish(0, 3 * HOUR) == 6 * HOUR
 
 
 def test_objects_in_an_npz_file_are_not_unpickled(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.report.runs import read_run
 from dispfl.runs.prepare import prepare
 
-CHANNELS = {"name": "dispfl", "structure": "channels", "density": "fit"}
+CHANNELS: Any = {"name": "dispfl", "structure": "channels", "density": "fit"}
 SLOW = {"speed": 1e9, "up": 1, "down": 1}
 SMALL: dict[str, Any] = {
     "peers": 4,
@@ -118,4 +118,4 @@ def test_without_devices_nothing_can_be_fitted() -> None:
     with refused(ConfigError, key="method.density"):
         prepare(Experiment(**SMALL, method=CHANNELS))
     with refused(ConfigError, key="method.density"):
-        SiteConfig(method=CHANNELS)  # type: ignore[arg-type]
+        SiteConfig(method=CHANNELS)

@@ -1,11 +1,18 @@
-"""When a device is online: always, in turns of random length, or in a daily window.
+"""When a device is online: always, in turns of random length, in a daily window, or by a trace.
 
 A device that is offline neither computes nor transfers, and goes on where it stopped.
 """
 
+import csv
+import io
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from random import Random
+
+from dispfl.errors import ConfigError
+from dispfl.files import read_regular
 
 MILLISECOND = 10**6
 """In nanoseconds."""
@@ -102,3 +109,61 @@ class Windows(Availability):
         if position < len(self._changes):
             return time - passed + self._changes[position]
         return time - passed + self._period + self._changes[0]
+
+
+TRACE_COLUMNS = ("device", "on", "off")
+
+
+def read_traces(path: Path) -> list[Availability]:
+    """Return when each device of a CSV file is online: hours at which it goes on- and offline.
+
+    The file repeats from its last `off` on, so that a run may last longer.
+    """
+    try:
+        text = read_regular(path).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    except (OSError, ValueError, csv.Error) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise _bad_trace(path, f"it cannot be read: {reason}") from None
+    if not rows or set(rows[0]) != set(TRACE_COLUMNS):
+        raise _bad_trace(path, "it must be a CSV file with the columns device, on and off")
+
+    windows: dict[str, list[tuple[int, int]]] = {}
+    for number, row in enumerate(rows, start=2):
+        window = _window(path, number, row)
+        earlier = windows.setdefault(row["device"], [])
+        if earlier and window[0] < earlier[-1][1]:
+            raise _bad_trace(
+                path,
+                f"line {number}: {row['device'][:40]} goes online at {row['on']} hours, before it"
+                " went offline; give its times in order",
+            )
+        earlier.append(window)
+
+    period = max(of_device[-1][1] for of_device in windows.values())
+    return [Windows(of_device, period) for of_device in windows.values()]
+
+
+def _window(path: Path, number: int, row: Mapping[str, str | None]) -> tuple[int, int]:
+    """Return when a device goes on- and offline in a line of a trace."""
+    hours = []
+    for key in ("on", "off"):
+        try:
+            value = float(row[key] or "")
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise _bad_trace(
+                path,
+                f"line {number}: {key} is {str(row[key])[:40]!r}; give the hours since the start, a"
+                " number of at least 0",
+            )
+        hours.append(value)
+    on, off = hours
+    if on >= off:
+        raise _bad_trace(path, f"line {number}: on is {on:g}, which must be before off, {off:g}")
+    return round(on * HOUR), round(off * HOUR)
+
+
+def _bad_trace(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"availability={path}: {problem}.", key="classes")

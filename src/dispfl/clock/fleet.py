@@ -14,7 +14,15 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import Field, field_validator
 
-from dispfl.clock.availability import ALWAYS, DAY, HOUR, Availability, Windows, random_turns
+from dispfl.clock.availability import (
+    ALWAYS,
+    DAY,
+    HOUR,
+    Availability,
+    Windows,
+    random_turns,
+    read_traces,
+)
 from dispfl.clock.links import SECOND, UNLIMITED, Link
 from dispfl.core.device_classes import Device, DeviceClass, assign_classes
 from dispfl.core.rng import stream_seed
@@ -88,6 +96,8 @@ class Fleet:
     """Mbit/s of a transfer between devices of two classes, where the way limits it."""
     round_trips: Sequence[Sequence[float]] = ()
     """A matrix of round-trip times in ms, if latencies are taken from one."""
+    traces: Mapping[str, Sequence[Availability]] = field(default_factory=dict)
+    """When the devices of each file are online."""
     _availabilities: dict[str, Availability] = field(default_factory=dict)
 
     @property
@@ -145,7 +155,12 @@ class Fleet:
             return ALWAYS
         if node not in self._availabilities:
             seed = stream_seed(self.seed, "availability", node)
-            self._availabilities[node] = availability_of(self.devices[node], seed)
+            device = self.devices[node]
+            if device.availability is not None:
+                devices = self.traces[device.availability]
+                self._availabilities[node] = devices[seed % len(devices)]
+            else:
+                self._availabilities[node] = availability_of(device, seed)
         return self._availabilities[node]
 
 
@@ -188,6 +203,11 @@ def make_fleet(
         made = _fleet_of_classes(classes, network, roster, seed)
     else:
         return None
+    traces = {}
+    for device in made.devices.values():
+        if device.availability is not None and device.availability not in traces:
+            traces[device.availability] = read_traces(Path(device.availability))
+    made = replace(made, traces=traces)
     if made.network.latencies:
         return replace(made, round_trips=read_latencies(made.network.latencies))
     return made
@@ -300,7 +320,7 @@ def _device(path: Path, number: int, values: dict[str, Any]) -> tuple[str, Devic
     where = f"{path}, device {number}"
     properties: dict[str, Any] = {}
     for key, value in values.items():
-        if key == "daily":
+        if key in ("daily", "availability"):
             properties[key] = str(value)
             continue
         amount = _number(where, key, value)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from math import isclose
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -53,6 +54,9 @@ class Device(Settings):
     """The mean length of the turns in between."""
     daily: str | None = None
     """When it is online each day, such as 22:00-06:00; a run starts at midnight."""
+    availability: str | None = None
+    """When it is online, from a CSV file with the columns `device`, `on` and `off`: the hours at
+    which each of several devices goes on- and offline. Each peer has one, drawn by the seed."""
 
     @property
     def has_device(self) -> bool:
@@ -74,6 +78,12 @@ class Device(Settings):
             raise ValueError(f"must be two times of the day, such as 22:00-06:00, got {daily!r}.")
         return daily
 
+    @field_validator("availability")
+    @classmethod
+    def _absolute(cls, availability: str | None) -> str | None:
+        """Make a file's path absolute: a run may be resumed from another working directory."""
+        return availability and str(Path(availability).expanduser().absolute())
+
     @model_validator(mode="after")
     def _check_availability(self) -> Self:
         if (self.on_hours is None) != (self.off_hours is None):
@@ -81,9 +91,12 @@ class Device(Settings):
                 "classes.NAME.on_hours and off_hours belong together; give both, or omit both.",
                 key="classes",
             )
-        if self.on_hours is not None and self.daily is not None:
+        given = [
+            key for key in ("daily", "on_hours", "availability") if getattr(self, key) is not None
+        ]
+        if len(given) > 1:
             raise ConfigError(
-                "classes.NAME.daily and on_hours both say when devices are online; omit one.",
+                f"classes.NAME.{' and '.join(given)} both say when devices are online; omit one.",
                 key="classes",
             )
         if self.daily is not None and len(set(self.daily_minutes)) == 1:
