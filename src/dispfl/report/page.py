@@ -11,7 +11,7 @@ from dispfl.report.affinities import affinities_section
 from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.comparison import ComparisonRow
 from dispfl.report.curves import curves_section, masks_section
-from dispfl.report.html import Block, Details, Heading, HtmlTable, Section, render
+from dispfl.report.html import Block, Details, Heading, HtmlPage, HtmlTable, Section
 from dispfl.report.peers import labels_section, peers_section
 from dispfl.report.results import ReportResults, group_runs
 from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
@@ -78,12 +78,12 @@ def write_report(paths: Iterable[Path], out: Path, against: str | None = None) -
 
 def write_page(runs: Sequence[RecordedRun], out: Path, against: str | None = None) -> None:
     """Write the same page about runs that are read already."""
-    page = printable(html_page(group_runs(runs, against), out))
+    page = printable(str(report_page(group_runs(runs, against), out)))
     write_atomically(out, page.encode())
 
 
-def html_page(results: ReportResults, out: Path) -> str:
-    """Return the whole document."""
+def report_page(results: ReportResults, out: Path) -> HtmlPage:
+    """Return the report, in which the paths of runs are relative to the folder of a file."""
     sections = [
         results_section(results),
         curves_section(results),
@@ -97,13 +97,12 @@ def html_page(results: ReportResults, out: Path) -> str:
         privacy_section(results),
         settings_section(results, out),
     ]
-    return render(
-        "page.html",
+    return HtmlPage(
         title=_title(results),
         headline=headline(results),
-        summary=summary_block(results, out),
         sections=list(filter(None, sections)),
         contents=CONTENTS,
+        summary=summary_block(results, out),
     )
 
 
