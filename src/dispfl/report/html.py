@@ -51,11 +51,11 @@ class Block:
 
 
 def css_class(row: ComparisonRow) -> str:
-    """Return the classes for a row's colour and, after the ninth, another dash pattern."""
+    """Return the classes for a row's colour, after the ninth another dash pattern, and the row."""
     colour = f"s{row.position % COLOURS}"
-    if row.position < COLOURS:
-        return colour
-    return f"{colour} repeated"
+    if row.position >= COLOURS:
+        colour += " repeated"
+    return f"{colour} r{row.position}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,15 @@ class Figure:
     title: str
     content: Markup | Block
     note: str = ""
+    rows: Sequence[ComparisonRow] = ()
+    """The rows without which there is nothing to see."""
+    metric: str = ""
+    """The metric that it shows, if there is a figure for each."""
+
+    @property
+    def row_keys(self) -> str:
+        """The positions of these rows."""
+        return " ".join(str(row.position) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,10 @@ class Heading:
 
     text: str
     css_class: str = ""
+    metric: str = ""
+    """The metric of the column, if rows can be sorted by it."""
+    better: str = ""
+    """`higher` or `lower`."""
 
 
 Cell = str | Block
@@ -135,6 +148,8 @@ class HtmlTable(Block):
     scrolling: bool = False
     best: set[int] = field(default_factory=set)
     """Indices of the best rows."""
+    keys: Sequence[int] = ()
+    """The positions of the rows of a comparison that the table's rows are about."""
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,19 @@ def settings_section(results: ReportResults, out: Path) -> Section:
     for row in results.rows:
         lists.append((row.label, _settings_of_row(results, row)))
     section = Section("settings", "Settings")
+    if results.differing:
+        section.add(_differing_settings(results))
     section.add(SettingsLists(lists), _run_directories(results, out))
     return section
+
+
+def _differing_settings(results: ReportResults) -> HtmlTable:
+    """Return the settings outside the method's table in which rows differ."""
+    headings = [Heading("Setting"), *map(Heading, results.labels)]
+    table = HtmlTable("Settings that differ between rows", headings, scrolling=True)
+    for key, values in results.differing.items():
+        table.rows.append([key, *(_shortened(values[label]) for label in results.labels)])
+    return table
 
 
 def _common_settings(results: ReportResults) -> dict[str, str]:
