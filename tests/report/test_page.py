@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from math import sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from html_cells import cells
 from messages import refused
 
 from dispfl.errors import RunError
+from dispfl.report.html import page_script
 from dispfl.report.page import CONTENTS, headline, settings_section, write_report
 from dispfl.report.results import ReportResults, read_results
 
@@ -53,7 +56,8 @@ def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> Non
     for paths in ([first], [first, tmp_path / "c"]):
         write_report(paths, tmp_path / "report.html")
         html = (tmp_path / "report.html").read_text()
-        assert "<script" not in html
+        assert html.count("<script") == 1
+        assert str(page_script()) in html
         assert 'onload="x' not in html
         assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&#34; onload=&#34;x" in html
         assert "<b>" not in html
@@ -62,8 +66,16 @@ def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> Non
 def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
     write_report([write("a", [[0.5]])], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
-    assert not re.findall(r"https?:|//[a-z]|url\(|@import|<script|<img", html)
+    assert not re.findall(r"https?:|//[a-z]|url\(|@import|<script src|<img", html)
     assert "default-src 'none'" in html
+
+
+def test_the_only_script_that_may_run_is_the_one_on_the_page(write: Write, tmp_path: Path) -> None:
+    write_report([write("a", [[0.5]])], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    [script] = re.findall("<script>(.*?)</script>", html, re.DOTALL)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in html
 
 
 def test_a_folder_is_rejected_as_output(write: Write, tmp_path: Path) -> None:
@@ -130,7 +142,8 @@ def test_the_settings_list_common_values_and_those_of_each_row(
     assert ("alpha", "0.3") in pairs
     assert ("density", "0.5") in pairs
     assert [value for key, value in pairs if key == "train.lr"] == ["not set", "0.1"]
-    assert cells(html)[0] == ["runs/a", "Dis-PFL", "0", "1 of 1", "dispfl 0.1.0"]
+    assert cells(html)[0] == ["train.lr", "not set", "0.1"]
+    assert cells(html.rpartition("<table")[2])[0] == ["runs/a", "Dis-PFL", "0", "1 of 1", "dispfl 0.1.0"]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """`dispfl view`: live pages about runs and sites in the browser."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -8,12 +9,7 @@ from typing import Annotated
 import typer
 
 from dispfl.cli.completion import complete_runs
-from dispfl.errors import ConfigError
 from dispfl.terminal import SafeConsole, print_text
-
-DEFAULT_LISTEN = "127.0.0.1:8090"
-OTHER_PORTS = 20
-"""Ports after the default one that are tried if it is taken."""
 
 
 def view(
@@ -49,30 +45,24 @@ def view(
 
     require("view", "dispfl view")
     paths = folders or [Path("runs") if Path("runs").is_dir() else Path()]
-    asyncio.run(_serve(paths, listen, opens=not no_open and _has_desktop()))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(paths, listen, opens=not no_open and _has_desktop()))
 
 
 async def _serve(paths: list[Path], listen: str | None, *, opens: bool) -> None:
     """Serve until Ctrl-C."""
     import asyncio
-    import contextlib
     import webbrowser
 
+    from dispfl.view.background import serving_at_free_port
+    from dispfl.view.listen import parse_listen
     from dispfl.view.pages import RunPages
-    from dispfl.view.server import parse_listen, serving
+    from dispfl.view.server import serving
 
     console = SafeConsole()
     pages = RunPages(paths)
-    host, port = parse_listen(listen or DEFAULT_LISTEN)
-    ports = [port] if listen else range(port, port + OTHER_PORTS)
-    async with contextlib.AsyncExitStack() as stack:
-        for candidate in ports:
-            try:
-                place = await stack.enter_async_context(serving(pages, host, candidate))
-                break
-            except ConfigError:
-                if candidate == ports[-1]:
-                    raise
+    server = serving(pages, *parse_listen(listen)) if listen else serving_at_free_port(pages)
+    async with server as place:
         print_text(console, f"View: {place.with_token}")
         print_text(console, "Press Ctrl-C to end it.")
         if opens:

@@ -172,9 +172,7 @@ def peer_graph(
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
 
-def _round_links(
-    links: Links, positions: Mapping[str, Position], example: str
-) -> Iterable[Markup]:
+def _round_links(links: Links, positions: Mapping[str, Position], example: str) -> Iterable[Markup]:
     """Yield the links of a round: the usual ones, those that were missed, and the highlighted."""
     usual: list[Link] = []
     highlighted: list[Link] = []

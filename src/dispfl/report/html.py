@@ -221,6 +221,7 @@ class HtmlPage(Block):
     summary: Block | None = None
     kicker: str = "dispfl report"
     home: Link | None = None
+
     @cached_property
     def parts(self) -> dict[str, Markup]:
         """The top and the sections as HTML, by their anchors, in order."""
@@ -231,7 +232,7 @@ class HtmlPage(Block):
 
     def html(self, events: str = "") -> Markup:
         """Return the whole page; a live one asks for its changes at the address of `events`."""
-        policy = content_policy(live=bool(events))
+        policy = Markup(content_policy(live=bool(events)))
         return render(self.template, block=self, events=events, policy=policy, script=page_script())
 
     def __html__(self) -> Markup:

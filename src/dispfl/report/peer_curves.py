@@ -56,9 +56,7 @@ def distribution_by_round(run: RecordedRun, measure: Measure, colour: str) -> Fi
         x_word="round",
         y_format=measure.format,
     )
-    note = (
-        f"Median, best and worst (dashed); the bands hold {' and '.join(QUANTILES)}. Seed {run.seed}."
-    )
+    note = f"Median, best and worst (dashed); the bands hold {' and '.join(QUANTILES)}. Seed {run.seed}."
     return Figure(f"Distribution of {measure.name} over peers", chart, note)
 
 

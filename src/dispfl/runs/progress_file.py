@@ -1,10 +1,10 @@
-"""`.progress.json` in a run directory: which peers have finished the present round, for `dispfl view`.
+"""`.progress.json` in a run directory: which peers have finished the present round.
 
     {"round": 3, "began": 1700000000.0, "finished": ["000", "004"], "error": null}
 
-It is replaced at most once a second while the run makes rounds, and removed at its end. After an
-error it stays, with the error's sentence, until the run is resumed. Results never depend on it: what
-cannot be written or read is left out.
+`dispfl view` reads it. It is replaced at most once a second while the run makes rounds, and removed
+at its end. After an error it stays, with the error's sentence, until the run is resumed. Results
+never depend on it: what cannot be written or read is left out.
 """
 
 import contextlib

@@ -7,10 +7,11 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from dispfl.errors import RunError
-from dispfl.files import RUN, SITE, SITES
+from dispfl.files import SITE, SITES
 
 CONFIG = "config.toml"
 MAX_DEPTH = 8
@@ -53,7 +54,9 @@ class WatchedFolders:
         """By the first part of addresses."""
         for path in dict.fromkeys(path.resolve() for path in paths):
             if not path.is_dir():
-                raise RunError(f"{path} is not a folder; name a run directory, or a folder of runs.")
+                raise RunError(
+                    f"{path} is not a folder; name a run directory, or a folder of runs."
+                )
             self.roots[self._free_name(path)] = path
 
     def _free_name(self, path: Path) -> str:
@@ -68,11 +71,7 @@ class WatchedFolders:
         """Return what is there now. Links to folders are not followed."""
         found = FoundFolders()
         for name, root in self.roots.items():
-            entered = 0
-            for address, path in _below(name, root, MAX_DEPTH):
-                entered += 1
-                if entered > MAX_FOLDERS:
-                    break
+            for address, path in islice(_below(name, root, MAX_DEPTH), MAX_FOLDERS):
                 if (path / SITE).is_file():
                     found.sites[address] = path
                 elif (path / CONFIG).is_file():
@@ -123,8 +122,3 @@ def signature(folder: Path, names: Iterable[str]) -> Signature:
             entry = (status.st_ino, status.st_mtime_ns, status.st_size)
         found.append(entry)
     return tuple(found)
-
-
-def site_run(folder: Path) -> Path:
-    """Return the run directory of a site."""
-    return folder / RUN

@@ -212,7 +212,9 @@ class Spark(Block):
         )
 
 
-def spark_path(values: Sequence[float], width: float = SPARK_WIDTH, height: float = SPARK_HEIGHT) -> str:
+def spark_path(
+    values: Sequence[float], width: float = SPARK_WIDTH, height: float = SPARK_HEIGHT
+) -> str:
     """Return the path of values at equal distances, from the lowest to the highest."""
     low = min(values)
     extent = max(values) - low or 1.0

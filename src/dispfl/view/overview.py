@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dispfl.core.metric import Measure
 from dispfl.errors import DispflError
 from dispfl.files import RUN, SITES, is_locked
 from dispfl.report.labels import METHOD_LABELS
@@ -70,7 +69,9 @@ def is_active(path: Path) -> bool:
         return False
 
 
-def activity_of(path: Path, summary: Mapping[str, Any] | None, progress: RunProgress | None) -> Activity:
+def activity_of(
+    path: Path, summary: Mapping[str, Any] | None, progress: RunProgress | None
+) -> Activity:
     """Return the state of a run: by its lock, its summary, and the error that ended it."""
     if is_active(path):
         return Activity.RUNNING
@@ -140,8 +141,8 @@ def seconds_left(run: RecordedRun, progress: RunProgress | None) -> float | None
     """Return how long the remaining rounds take, if they take as long as the last ones."""
     if not run.records:
         return None
-    seconds = fmean(record["seconds"] for record in run.records[-TIMED_ROUNDS:])
-    remaining = seconds * (run.config["rounds"] - len(run.records))
+    seconds = fmean(float(record["seconds"]) for record in run.records[-TIMED_ROUNDS:])
+    remaining: float = seconds * (run.config["rounds"] - len(run.records))
     if progress is not None and progress.round == len(run.records):
         elapsed = time.time() - progress.began
         remaining -= min(max(0.0, elapsed), seconds)

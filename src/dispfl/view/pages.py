@@ -8,7 +8,8 @@ from pathlib import Path
 from dispfl.report.html import HtmlPage
 from dispfl.view.folders import WatchedFolders
 from dispfl.view.list_page import RunList
-from dispfl.view.run_page import RunPage
+from dispfl.view.run_page import HOME, RunPage
+from dispfl.view.site_page import SitePage
 
 LOOK_SECONDS = 1.0
 """How long what was found in the folders is used."""
@@ -31,8 +32,14 @@ class RunPages:
                 self._list.look()
                 self._looked_at = time.monotonic()
         found = self._list.found
+        sites = dict(found.sites)
         if address == "":
+            if len(sites) == 1 and not found.runs:
+                [folder] = sites.values()
+                return SitePage(folder, None).page
             return self._list.page
+        if address in sites:
+            return SitePage(sites[address], HOME).page
         paths = found.runs_below(address)
         if address in found.runs:
             paths = [found.runs[address]]

@@ -1,12 +1,14 @@
 """The page about one run, a comparison or a sweep: its report, and what happens now."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from dispfl.errors import DispflError, RunError
-from dispfl.files import SITES
+from dispfl.errors import DispflError
+from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
 from dispfl.report.html import Block, Heading, HtmlPage, HtmlTable, Link, Remark, Section
 from dispfl.report.page import CONTENTS, report_page
 from dispfl.report.results import group_runs
@@ -111,8 +113,7 @@ class RunPage:
         headings += [Heading("Time left", "number"), Heading("Score", "number")]
         table = HtmlTable("What the runs do", headings, kind="cards runs", scrolling=True)
         for path in self.paths:
-            relative = path.relative_to(self._root)
-            name = f"{self.address.partition('/')[0]}/{relative}"
+            name = self._address_of(path)
             shown = overview(path)
             left = "–" if shown.seconds_left is None else time_text(shown.seconds_left)
             table.rows.append(
@@ -126,8 +127,52 @@ class RunPage:
             )
         return table
 
+    def _address_of(self, path: Path) -> str:
+        relative = path.relative_to(self._root)
+        return "/".join([self.address.partition("/")[0], *relative.parts])
+
     def _sites_of(self, path: Path) -> Block | None:
-        return None
+        """Return the sites of a run of `dispfl up`; None if it has none."""
+        headings = [Heading("Peer"), Heading("State"), Heading("Round", "number")]
+        headings += [Heading("Score", "number"), Heading("Models missed", "number")]
+        table = HtmlTable("Peers, each a process of its own", headings, kind="cards runs")
+        for site in site_folders(path):
+            status = _site_status(site)
+            peers = status.get("peers", {})
+            missed = sum(peer["missed"] for peer in peers.values())
+            score = status.get("score")
+            state = str(status.get("state", "starting"))
+            if status and not is_locked(site / RUN) and not state.startswith("finished"):
+                state = "not running"
+            table.rows.append(
+                [
+                    Link(site.name, page_address(f"{self._address_of(path)}/{SITES}/{site.name}")),
+                    state,
+                    str(status.get("round", "–")),
+                    "–" if score is None else f"{score:.3f}",
+                    str(missed),
+                ]
+            )
+        return table if table.rows else None
+
+
+def site_folders(path: Path) -> list[Path]:
+    """Return the folders of the sites of a run of `dispfl up`."""
+    try:
+        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
+    except OSError:
+        return []
+
+
+def _site_status(site: Path) -> dict[str, Any]:
+    """Return what the node of a site last wrote; nothing if it cannot be read."""
+    try:
+        status = json.loads(read_regular(site / RUN / "status.json"))
+        sum(peer["missed"] for peer in status["peers"].values())
+        float(status["score"] or 0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return dict(status)
 
 
 def _sentence(path: Path, problem: Exception) -> str:

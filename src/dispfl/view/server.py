@@ -25,6 +25,7 @@ from aiohttp import web
 from dispfl.errors import ConfigError
 from dispfl.report.html import HtmlPage, content_policy, render
 from dispfl.terminal import printable
+from dispfl.view.listen import is_loopback
 
 log = logging.getLogger("dispfl")
 POLL_SECONDS = 1.0
@@ -133,7 +134,11 @@ class PageServer:
         """Refuse requests for another host's name, and those without the token."""
         try:
             self._check_host(request)
-            if self._token is not None and request.path != "/token" and not self._is_admitted(request):
+            if (
+                self._token is not None
+                and request.path != "/token"
+                and not self._is_admitted(request)
+            ):
                 return self._ask_for_token(request)
             response = await handler(request)
         except web.HTTPException as answer:
@@ -167,6 +172,8 @@ class PageServer:
         return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def _is_admitted(self, request: web.Request) -> bool:
+        if self._token is None or request.path == "/token":
+            return True
         return self._is_token(request.cookies.get(self._cookie(request), ""))
 
     def _is_token(self, text: str) -> bool:
@@ -181,7 +188,7 @@ class PageServer:
 
     def _ask_for_token(self, request: web.Request) -> web.Response:
         if self._is_token(request.query.get(TOKEN, "")):
-            return self._admit(request, web.Response(status=303, headers={"Location": request.path}))
+            return self._admit(request, request.path)
         return web.Response(text=str(render("token.html")), content_type="text/html", status=401)
 
     async def _take_token(self, request: web.Request) -> web.Response:
@@ -191,10 +198,12 @@ class PageServer:
             return web.Response(
                 text=str(render("token.html", wrong=True)), content_type="text/html", status=401
             )
-        return self._admit(request, web.Response(status=303, headers={"Location": "/"}))
+        return self._admit(request, "/")
 
-    def _admit(self, request: web.Request, response: web.Response) -> web.Response:
+    def _admit(self, request: web.Request, path: str) -> web.Response:
+        """Remember the token in a cookie, which no script can read, and continue."""
         assert self._token is not None
+        response = web.Response(status=303, headers={"Location": quote(path)})
         response.set_cookie(
             self._cookie(request), self._token, httponly=True, samesite="Strict", path="/"
         )
@@ -293,28 +302,6 @@ class Listening:
     def with_token(self) -> str:
         """The address that opens the first page without asking."""
         return f"{self.address}?{urlencode({TOKEN: self.token})}" if self.token else self.address
-
-
-def parse_listen(text: str, key: str = "--listen") -> tuple[str, int]:
-    """Return host and port of `127.0.0.1:8000` or `[::1]:8000`; port 0 is any free one."""
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or port is None or parts.path or parts.username:
-        raise ConfigError(
-            f"{key} is HOST:PORT, got {text!r}; for example 127.0.0.1:8000.", key=key
-        )
-    return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @contextlib.asynccontextmanager

@@ -223,6 +223,7 @@
   const enhance = root => {
     for (const figure of find("figure", root)) addTools(figure);
     for (const list of find(".multiples", root)) addSorts(list);
+    for (const log of find(".log", root)) log.scrollTop = log.scrollHeight;
     const table = root.id === "results" || root === document ? resultsOf(root.parentNode || root) : null;
     if (table) addChoices(table);
   };
