@@ -77,7 +77,7 @@ class RunList:
         for address in self._known.keys() - self.found.runs.keys():
             del self._known[address]
         for address, path in self.found.runs.items():
-            self._read(address, path, quick=True, deadline=deadline)
+            self._read(address, path, deadline)
         for address, path in self.found.runs.items():
             if time.monotonic() >= deadline:
                 return
@@ -85,12 +85,10 @@ class RunList:
             if known and known.overview.curve is None:
                 known.overview = overview(path)
 
-    def _read(self, address: str, path: Path, *, quick: bool, deadline: float) -> None:
+    def _read(self, address: str, path: Path, deadline: float) -> None:
         present = run_signature(path)
         known = self._known.get(address)
         if known and known.signature == present:
-            if known.overview.activity is Activity.RUNNING:
-                known.overview = overview(path)  # the time left
             return
         if known or time.monotonic() < deadline:
             self._known[address] = _KnownRun(present, quick_overview(path))

@@ -44,13 +44,18 @@ class RunOverview:
     """Finished rounds."""
     all_rounds: int = 0
     peers: int = 0
-    seconds_left: float | None = None
+    ends_at: float | None = None
+    """When its last round will be finished, as a Unix time, if rounds take as long as the last."""
     score: str = ""
     metric: str = ""
     curve: Sequence[float] | None = None
     """The mean score of every evaluated round; None while it was not read yet."""
     detail: str = ""
-    """Why it has failed or was stopped, or what it does."""
+    """Why it has failed or was stopped."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
 
 def run_signature(path: Path) -> tuple[Signature, bool]:
@@ -99,7 +104,7 @@ def quick_overview(path: Path) -> RunOverview:
             peers=int(summary["peers"]),
             score=measure.text(scores["mean"] if scores else None),
             metric=measure.name,
-            detail=_end(summary),
+            detail=_early_end(summary),
         )
     except UNREADABLE:
         return overview(path)
@@ -107,17 +112,28 @@ def quick_overview(path: Path) -> RunOverview:
 
 def overview(path: Path) -> RunOverview:
     """Return the overview of a run; of one that cannot be read, the reason."""
-    progress = read_progress(path)
     try:
-        run = read_run(path)
-        return _overview(run, progress)
+        return overview_of(read_run(path))
     except UNREADABLE as problem:
-        activity = Activity.RUNNING if is_active(path) else Activity.FAILED
-        reason = str(problem) if isinstance(problem, DispflError) else "Its files are damaged."
-        return RunOverview(activity, curve=(), detail=reason)
+        return unreadable_overview(path, problem)
 
 
-def _overview(run: RecordedRun, progress: RunProgress | None) -> RunOverview:
+def unreadable_overview(path: Path, problem: Exception) -> RunOverview:
+    """Return the overview of a run whose files cannot be read, with the reason."""
+    activity = Activity.RUNNING if is_active(path) else Activity.FAILED
+    return RunOverview(activity, curve=(), detail=reason_of(path, problem))
+
+
+def reason_of(path: Path, problem: Exception) -> str:
+    """Return why the files of a run cannot be read, as a sentence."""
+    if isinstance(problem, DispflError):
+        return str(problem)
+    return f"The files of {path} are damaged ({type(problem).__name__})."
+
+
+def overview_of(run: RecordedRun) -> RunOverview:
+    """Return the overview of a run that is read already."""
+    progress = read_progress(run.path)
     activity = activity_of(run.path, run.summary, progress)
     curve = [point.score for point in run.points if point.score is not None]
     shown = RunOverview(
@@ -131,22 +147,21 @@ def _overview(run: RecordedRun, progress: RunProgress | None) -> RunOverview:
         curve=curve,
     )
     if activity is Activity.RUNNING:
-        return replace(shown, seconds_left=seconds_left(run, progress))
+        return replace(shown, ends_at=_end_of(run, progress))
     if progress is not None and progress.error and run.summary is None:
         return replace(shown, detail=progress.error)
-    return replace(shown, detail=_end(run.summary or {}))
+    return replace(shown, detail=_early_end(run.summary or {}))
 
 
-def seconds_left(run: RecordedRun, progress: RunProgress | None) -> float | None:
-    """Return how long the remaining rounds take, if they take as long as the last ones."""
+def _end_of(run: RecordedRun, progress: RunProgress | None) -> float | None:
     if not run.records:
         return None
     seconds = fmean(float(record["seconds"]) for record in run.records[-TIMED_ROUNDS:])
-    remaining: float = seconds * (run.config["rounds"] - len(run.records))
+    began = time.time()
     if progress is not None and progress.round == len(run.records):
-        elapsed = time.time() - progress.began
-        remaining -= min(max(0.0, elapsed), seconds)
-    return max(0.0, remaining)
+        began = min(began, progress.began)
+    remaining_rounds: int = run.config["rounds"] - len(run.records)
+    return began + seconds * remaining_rounds
 
 
 def _label(method: object) -> str:
@@ -154,7 +169,7 @@ def _label(method: object) -> str:
     return METHOD_LABELS.get(name, name)
 
 
-def _end(summary: Mapping[str, Any]) -> str:
+def _early_end(summary: Mapping[str, Any]) -> str:
     """Say why a run has ended early, or which peers have learned nothing."""
     if "stopped" in summary:
         return str(summary["stopped"])

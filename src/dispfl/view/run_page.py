@@ -3,28 +3,30 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from dispfl.errors import DispflError
+from markupsafe import Markup
+
 from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
 from dispfl.report.html import Block, Heading, HtmlPage, HtmlTable, Link, Remark, Section
 from dispfl.report.page import CONTENTS, report_page
 from dispfl.report.results import group_runs
 from dispfl.report.runs import RecordedRun, read_run
-from dispfl.report.wording import capitalized, join_and, plural
+from dispfl.report.wording import join_and, plural
 from dispfl.runs.progress_file import RunProgress, read_progress
 from dispfl.view.folders import WatchedFolders
 from dispfl.view.list_page import ActivityMark, page_address, time_text
 from dispfl.view.overview import (
     UNREADABLE,
     Activity,
-    activity_of,
-    is_active,
-    overview,
+    RunOverview,
+    overview_of,
+    reason_of,
     run_signature,
-    seconds_left,
+    unreadable_overview,
 )
 
 HOME = Link("All runs", "/")
@@ -35,12 +37,31 @@ MAX_NAMED = 40
 NOW = "now"
 
 
+Runs = dict[Path, RecordedRun | Exception]
+"""Runs as they were read, or why they cannot be."""
+
+
 @dataclass
 class _Report:
     """A report as it was last drawn."""
 
     signature: object
+    runs: Runs
     page: HtmlPage
+
+
+@dataclass
+class _DrawnSection(Section):
+    """A section that is HTML already."""
+
+    html: Markup = field(default_factory=Markup)
+
+    def __html__(self) -> Markup:
+        return self.html
+
+
+def _drawn(section: Section) -> Section:
+    return _DrawnSection(section.name, section.heading, html=section.__html__())
 
 
 class RunPage:
@@ -56,39 +77,45 @@ class RunPage:
         """Return the page as it is now."""
         signature = [run_signature(path) for path in self.paths]
         if self._report is None or self._report.signature != signature:
-            self._report = _Report(signature, self._draw())
-        page = self._report.page
-        sections = [self._now(), *page.sections]
-        contents = {NOW: "Now", **CONTENTS}
+            runs = self._read()
+            self._report = _Report(signature, runs, self._draw(runs))
+        report = self._report
         return replace(
-            page,
-            sections=sections,
-            contents=contents,
+            report.page,
+            sections=[self._now(report.runs), *report.page.sections],
+            contents={NOW: "Now", **CONTENTS},
             kicker=self.address,
             home=HOME,
         )
 
-    def _draw(self) -> HtmlPage:
+    def _read(self) -> Runs:
+        """Return each run, or why it cannot be read."""
+        runs: Runs = {}
+        for path in self.paths[:MAX_RUNS]:
+            try:
+                runs[path] = read_run(path)
+            except UNREADABLE as problem:
+                runs[path] = problem
+        return runs
+
+    def _draw(self, runs: Runs) -> HtmlPage:
         """Draw the report; of runs that cannot be read or have no round yet, say so."""
         if len(self.paths) > MAX_RUNS:
             return _without_report(
                 f"{len(self.paths)} runs are too many for one page of at most {MAX_RUNS}; open one"
                 " of the folders in it."
             )
-        runs = []
-        problems = []
-        for path in self.paths:
-            try:
-                runs.append(read_run(path))
-            except UNREADABLE as problem:
-                problems.append(_sentence(path, problem))
+        readable = [run for run in runs.values() if isinstance(run, RecordedRun)]
+        problems = [
+            reason_of(path, run) for path, run in runs.items() if isinstance(run, Exception)
+        ]
         try:
-            if not any(run.records for run in runs):
+            if not any(run.records for run in readable):
                 return _without_report(*problems, "No round is finished yet.")
-            page = report_page(group_runs(runs), self._root / "report.html")
-            _ = page.parts  # a template shows what a file is damaged with only now
+            page = report_page(group_runs(readable), self._root / "report.html")
+            page = replace(page, sections=list(map(_drawn, page.sections)))
         except UNREADABLE as problem:
-            return _without_report(*problems, _sentence(self.paths[0], problem))
+            return _without_report(*problems, reason_of(self.paths[0], problem))
         if problems:
             section = Section("problems", "Runs that cannot be read")
             for text in problems:
@@ -96,25 +123,26 @@ class RunPage:
             page = replace(page, sections=[section, *page.sections])
         return page
 
-    def _now(self) -> Section:
+    def _now(self, runs: Runs) -> Section:
         section = Section(NOW, "Now")
         if len(self.paths) == 1:
-            section.add(*_run_now(self.paths[0]))
+            [(path, run)] = runs.items()
+            section.add(*_run_now(path, run))
         else:
-            section.add(self._table())
-        for path in self.paths:
+            section.add(self._table(runs))
+        for path in runs:
             sites = self._sites_of(path)
             if sites:
                 section.add(sites)
         return section
 
-    def _table(self) -> HtmlTable:
+    def _table(self, runs: Runs) -> HtmlTable:
         headings = [Heading("Run"), Heading("State"), Heading("Round", "number")]
         headings += [Heading("Time left", "number"), Heading("Score", "number")]
         table = HtmlTable("What the runs do", headings, kind="cards runs", scrolling=True)
-        for path in self.paths:
+        for path, run in runs.items():
             name = self._address_of(path)
-            shown = overview(path)
+            shown = _overview(path, run)
             left = "–" if shown.seconds_left is None else time_text(shown.seconds_left)
             table.rows.append(
                 [
@@ -175,10 +203,10 @@ def _site_status(site: Path) -> dict[str, Any]:
     return dict(status)
 
 
-def _sentence(path: Path, problem: Exception) -> str:
-    if isinstance(problem, DispflError):
-        return str(problem)
-    return f"The files of {path} are damaged ({type(problem).__name__})."
+def _overview(path: Path, run: RecordedRun | Exception) -> RunOverview:
+    if isinstance(run, Exception):
+        return unreadable_overview(path, run)
+    return overview_of(run)
 
 
 def _without_report(*sentences: str) -> HtmlPage:
@@ -188,27 +216,28 @@ def _without_report(*sentences: str) -> HtmlPage:
     return HtmlPage("No report yet", "", [section], CONTENTS)
 
 
-def _run_now(path: Path) -> Iterator[Block]:
+def _run_now(path: Path, run: RecordedRun | Exception) -> Iterator[Block]:
     """Yield what a run does, and which peers have finished the present round."""
-    progress = read_progress(path)
-    try:
-        run = read_run(path)
-        activity = activity_of(path, run.summary, progress)
-    except UNREADABLE:
-        activity = Activity.RUNNING if is_active(path) else Activity.FAILED
-        yield ActivityMark(activity)
+    shown = _overview(path, run)
+    yield ActivityMark(shown.activity)
+    if isinstance(run, Exception):
+        yield Remark(shown.detail)
         return
-    finished = f"{len(run.records)} of {plural(run.config['rounds'], 'round')} finished"
-    left = seconds_left(run, progress) if activity is Activity.RUNNING else None
-    if left is not None:
-        finished += f", {time_text(left)} left"
-    detail = overview(path).detail
-    yield ActivityMark(activity)
-    yield Remark(f"{capitalized(finished)}. {detail}".strip())
-    if activity is Activity.RUNNING and progress is not None:
+    finished = f"{shown.rounds} of {plural(shown.all_rounds, 'round')} finished"
+    if shown.seconds_left is not None:
+        finished += f", {time_text(shown.seconds_left)} left"
+    yield Remark(f"{finished}. {shown.detail}".strip())
+    progress = read_progress(path)
+    if shown.activity is Activity.RUNNING and progress is not None:
         yield PeersNow.of(run, progress)
-    elif activity is Activity.STOPPED:
-        yield Remark(f"Resume it with: dispfl run --resume {path}")
+    elif shown.activity in (Activity.STOPPED, Activity.FAILED) and not run.finished:
+        yield Remark(f"Resume it with: {resume_command(path)}")
+
+
+def resume_command(path: Path) -> str:
+    """Return the command that continues a run."""
+    command = "up" if site_folders(path) else "run"
+    return f"dispfl {command} --resume {quote(str(path))}"
 
 
 @dataclass(frozen=True)

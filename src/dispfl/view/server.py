@@ -111,7 +111,7 @@ class PageServer:
         self._host = host
         self._token = token
         self._slots: OrderedDict[str, _Slot] = OrderedDict()
-        self._drawing = asyncio.Semaphore(1)
+        self._drawing = asyncio.Semaphore(2)
         self._readers: set[asyncio.Task[None]] = set()
 
     def application(self) -> web.Application:
