@@ -16,7 +16,6 @@ from typing import Any
 
 import tomli_w
 import torch
-from measure import report
 from safetensors.torch import save_file
 
 from dispfl import RandomRegular, run
@@ -25,6 +24,7 @@ from dispfl.runs.directory import json_line, read_config, read_metrics
 from dispfl.runs.links import encode_links
 from dispfl.topology import peer_names
 from dispfl.view.pages import RunPages
+from measure import report
 
 RUNS = 1000
 ROUNDS = 30

@@ -101,7 +101,9 @@ def problem(found: Import) -> str | None:
         there == "report"
     ):  # a finished run's learning curve needs matplotlib, which is slow to import
         fine = here in ("cli", "paper", "view") or (here == "runs" and delayed)
-        return None if fine else f"{where}; only cli, paper and view may, and runs inside a function."
+        return (
+            None if fine else f"{where}; only cli, paper and view may, and runs inside a function."
+        )
     if here == "experiment" and there == "runs" and delayed:  # Experiment.run
         return None
     for module in (here, there):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from outbox_world import LIMITS, folder_sites, make_site, meet, running
 
-from dispfl.peer.state.status_text import outbox_text
 from dispfl.peer.doctor.findings import Level
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.doctor.outboxes import check_outbox
 from dispfl.peer.peer import Peer
 from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.state.status_text import outbox_text
 
 
 def test_the_own_outbox_is_written_read_and_left_as_it_was(tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ class PageServer:
             ):
                 return self._ask_for_token(request)
             response = await handler(request)
-        except web.HTTPException as answer:
-            response = answer
+        except web.HTTPException as refusal:
+            response = web.Response(status=refusal.status, text=refusal.text)
         if not response.prepared:
             response.headers.update(HEADERS)
             response.headers["Content-Security-Policy"] = (
