@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import logging
+import os
 import secrets
 import socket
 from collections import OrderedDict
@@ -27,7 +27,6 @@ from dispfl.report.html import HtmlPage, content_policy, render
 from dispfl.terminal import printable
 from dispfl.view.listen import is_loopback
 
-log = logging.getLogger("dispfl")
 POLL_SECONDS = 1.0
 """Seconds between two looks at the files of a page that somebody has open."""
 MAX_SHARE = 0.25
@@ -322,7 +321,7 @@ async def serving(
         except OSError as problem:
             raise ConfigError(
                 f"{key} is {host}:{port}, where this machine cannot listen"
-                f" ({problem.strerror or problem}); choose another address.",
+                f" ({os.strerror(problem.errno or 0)}); choose another address.",
                 key=key,
             ) from None
         bound_port = runner.addresses[0][1]
