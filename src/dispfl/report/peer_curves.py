@@ -56,7 +56,8 @@ def distribution_by_round(run: RecordedRun, measure: Measure, colour: str) -> Fi
         x_word="round",
         y_format=measure.format,
     )
-    note = f"Median, best and worst (dashed); the bands hold {' and '.join(QUANTILES)}. Seed {run.seed}."
+    bands_hold = " and ".join(QUANTILES)
+    note = f"Median, best and worst (dashed); the bands hold {bands_hold}. Seed {run.seed}."
     return Figure(f"Distribution of {measure.name} over peers", chart, note)
 
 

@@ -151,11 +151,7 @@ class RunList:
         if shown is None:
             yield from ["not read yet", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN]
             return
-        yield ActivityMark(shown.activity, shown.detail)
-        yield f"{shown.rounds} of {shown.all_rounds}" if shown.all_rounds else UNKNOWN
-        yield UNKNOWN if shown.seconds_left is None else time_text(shown.seconds_left)
-        yield f"{shown.metric} {shown.score}" if shown.all_rounds else UNKNOWN
-        yield Spark(shown.curve or ())
+        yield from overview_cells(shown)
 
     def _sites(self) -> Section:
         section = Section("sites", "Sites")
@@ -169,6 +165,15 @@ class RunList:
 def anchor(address: str) -> str:
     """Return the anchor of a folder's section: the same every time, whatever its name is."""
     return f"folder-{hashlib.blake2b(address.encode(), digest_size=6).hexdigest()}"
+
+
+def overview_cells(shown: RunOverview) -> Iterator[Cell]:
+    """Yield the cells of a run behind its name, for tables with these headings."""
+    yield ActivityMark(shown.activity, shown.detail)
+    yield f"{shown.rounds} of {shown.all_rounds}" if shown.all_rounds else UNKNOWN
+    yield UNKNOWN if shown.seconds_left is None else time_text(shown.seconds_left)
+    yield f"{shown.metric} {shown.score}" if shown.all_rounds else UNKNOWN
+    yield Spark(shown.curve or ())
 
 
 def time_text(seconds: float) -> str:

@@ -11,14 +11,30 @@ from typing import Any
 from markupsafe import Markup
 
 from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
-from dispfl.report.html import Block, Heading, HtmlPage, HtmlTable, Link, Remark, Section
+from dispfl.report.html import (
+    Block,
+    Cell,
+    Details,
+    Heading,
+    HtmlPage,
+    HtmlTable,
+    Link,
+    Remark,
+    Section,
+)
 from dispfl.report.page import CONTENTS, report_page
 from dispfl.report.results import group_runs
 from dispfl.report.runs import RecordedRun, read_run
 from dispfl.report.wording import join_and, plural
 from dispfl.runs.progress_file import RunProgress, read_progress
 from dispfl.view.folders import WatchedFolders
-from dispfl.view.list_page import ActivityMark, page_address, time_text
+from dispfl.view.list_page import (
+    HEADINGS,
+    ActivityMark,
+    overview_cells,
+    page_address,
+    time_text,
+)
 from dispfl.view.overview import (
     UNREADABLE,
     Activity,
@@ -34,6 +50,8 @@ MAX_RUNS = 500
 """Runs that one page compares."""
 MAX_NAMED = 40
 """Peers that a sentence names."""
+MAX_MARKED = 200
+"""Peers that have a mark each."""
 NOW = "now"
 
 
@@ -129,31 +147,35 @@ class RunPage:
             [(path, run)] = runs.items()
             section.add(*_run_now(path, run))
         else:
-            section.add(self._table(runs))
+            section.add(*self._runs_now(runs))
         for path in runs:
             sites = self._sites_of(path)
             if sites:
                 section.add(sites)
         return section
 
-    def _table(self, runs: Runs) -> HtmlTable:
-        headings = [Heading("Run"), Heading("State"), Heading("Round", "number")]
-        headings += [Heading("Time left", "number"), Heading("Score", "number")]
-        table = HtmlTable("What the runs do", headings, kind="cards runs", scrolling=True)
+    def _runs_now(self, runs: Runs) -> Iterator[Block]:
+        """Yield the runs that are not finished, and below them all others."""
+        unfinished = HtmlTable(
+            "Runs that are not finished", HEADINGS, kind="cards runs", scrolling=True
+        )
+        finished = HtmlTable("Finished runs", HEADINGS, kind="cards runs")
         for path, run in runs.items():
-            name = self._address_of(path)
             shown = _overview(path, run)
-            left = "–" if shown.seconds_left is None else time_text(shown.seconds_left)
-            table.rows.append(
-                [
-                    Link(name.removeprefix(f"{self.address}/"), page_address(name)),
-                    ActivityMark(shown.activity, shown.detail),
-                    f"{shown.rounds} of {shown.all_rounds}" if shown.all_rounds else "–",
-                    left,
-                    f"{shown.metric} {shown.score}".strip(),
-                ]
-            )
-        return table
+            table = finished if shown.activity is Activity.FINISHED else unfinished
+            table.rows.append(self._cells(path, shown))
+        yield Remark(f"{len(finished.rows)} of {plural(len(runs), 'run')} finished.")
+        if unfinished.rows:
+            yield unfinished
+        if finished.rows:
+            yield Details("Finished runs", finished)
+
+    def _cells(self, path: Path, shown: RunOverview) -> list[Cell]:
+        address = self._address_of(path)
+        return [
+            Link(address.removeprefix(f"{self.address}/"), page_address(address)),
+            *overview_cells(shown),
+        ]
 
     def _address_of(self, path: Path) -> str:
         relative = path.relative_to(self._root)
@@ -242,7 +264,7 @@ def resume_command(path: Path) -> str:
 
 @dataclass(frozen=True)
 class PeersNow(Block):
-    """A square for each peer: finished with the present round, or not yet."""
+    """A mark for each peer, if there are not too many: finished with the present round, or not."""
 
     template = "peers_now.html"
     text: str
@@ -251,7 +273,7 @@ class PeersNow(Block):
 
     @classmethod
     def of(cls, run: RecordedRun, progress: RunProgress) -> "PeersNow":
-        """Return the squares of a running run."""
+        """Return the marks of a running run."""
         done = set(progress.finished)
         finished = [peer for peer in run.roster if peer in done]
         others = [peer for peer in run.roster if peer not in done]
@@ -262,4 +284,6 @@ class PeersNow(Block):
         )
         if others and finished and len(others) <= MAX_NAMED:
             text += f" Still to train: {join_and(others)}."
+        if len(run.roster) > MAX_MARKED:
+            return cls(text, [], [])
         return cls(text, finished, others)
