@@ -22,7 +22,7 @@ TIERS = [
     {"costs"},
     {"engines"},
     {"runs"},
-    {"federation", "peer"},
+    {"federation", "peer", "view"},
     {"privacy.audit", "export", "reference", "testing"},
     {"paper", "peer.peer"},
     {"cli"},
@@ -100,8 +100,10 @@ def problem(found: Import) -> str | None:
     if (
         there == "report"
     ):  # a finished run's learning curve needs matplotlib, which is slow to import
-        fine = here in ("cli", "paper") or (here == "runs" and delayed)
-        return None if fine else f"{where}; only cli and paper may, and runs inside a function."
+        fine = here in ("cli", "paper", "view") or (here == "runs" and delayed)
+        return (
+            None if fine else f"{where}; only cli, paper and view may, and runs inside a function."
+        )
     if here == "experiment" and there == "runs" and delayed:  # Experiment.run
         return None
     for module in (here, there):
@@ -145,13 +147,13 @@ def test_imports_point_one_way() -> None:
             "runs/execute.py",
             "dispfl.report.plots",
             False,
-            "only cli and paper may, and runs inside a function",
+            "only cli, paper and view may, and runs inside a function",
         ),
         (
             "federation.py",
             "dispfl.report.plots",
             True,
-            "only cli and paper may, and runs inside a function",
+            "only cli, paper and view may, and runs inside a function",
         ),
         ("experiment.py", "dispfl.runs.execute", True, None),
         (

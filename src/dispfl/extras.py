@@ -12,6 +12,7 @@ EXTRAS = {
     "peer": ("aiohttp", "cryptography"),
     "outbox": ("aiohttp", "cryptography", "obstore"),
     "report": ("matplotlib",),
+    "view": ("aiohttp",),
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),

@@ -7,6 +7,7 @@ no torch: commands that look after a site start at once.
 
 import contextlib
 import errno
+import fcntl
 import os
 import pwd
 import stat
@@ -16,6 +17,8 @@ from typing import BinaryIO
 
 from dispfl.errors import RunError
 
+LOCK = ".lock"
+"""In a run directory: the file that the process which writes to it has locked."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SITE, RUN, SITES = "site.toml", "run", "sites"
 """A real site's settings and its run directory, and the folder of the sites of `dispfl up`."""
@@ -29,6 +32,23 @@ def is_site(path: Path) -> bool:
 def run_folder(path: Path) -> Path:
     """Return the run directory of a path: the path itself, or that of a real site."""
     return path / RUN if is_site(path) else path
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is using a run directory, which this one may only read."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)  # at once, so that a starting run finds it free
+    return False
 
 
 def open_regular(path: Path) -> BinaryIO:

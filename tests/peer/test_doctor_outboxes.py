@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from outbox_world import LIMITS, folder_sites, make_site, meet, running
 
-from dispfl.cli.status import _outbox_text
 from dispfl.peer.doctor.findings import Level
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.doctor.outboxes import check_outbox
 from dispfl.peer.peer import Peer
 from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.state.status_text import outbox_text
 
 
 def test_the_own_outbox_is_written_read_and_left_as_it_was(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_the_doctor_reads_members_outboxes_and_says_how_they_are_reached(tmp_pat
 
 def test_the_status_says_what_is_stored_and_what_is_not() -> None:
     stored = {"place": "s3://hearts/alice", "rounds": [3, 4], "problem": None}
-    assert _outbox_text(stored) == "Outbox s3://hearts/alice: it has the models of rounds 3 to 4."
+    assert outbox_text(stored) == "Outbox s3://hearts/alice: it has the models of rounds 3 to 4."
     failing = {"place": "/mnt/share/alice", "rounds": [], "problem": "there is no folder"}
-    assert _outbox_text(failing) == (
+    assert outbox_text(failing) == (
         "Outbox /mnt/share/alice: it has no model yet; the newest state is NOT stored: there is no"
         " folder."
     )

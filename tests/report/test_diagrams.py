@@ -33,7 +33,7 @@ def test_peers_are_placed_clockwise_from_the_top() -> None:
 
 def test_a_graph_has_a_link_for_every_neighbour_and_highlights_those_of_one_peer() -> None:
     links = Links({"000": ["001"], "001": ["000", "002"]}, {"000": ["002"]})
-    chart = peer_graph(links, ["000", "001", "002"], ["002"], "001", "label")
+    chart = peer_graph({1: links}, ["000", "001", "002"], ["002"], "001", "label")
     (others,) = re.findall(r'd="([^"]*)" class="links" ', chart)
     (highlighted,) = re.findall(r'd="([^"]*)" class="links highlighted"', chart)
     (missed,) = re.findall(r'd="([^"]*)" class="links missed"', chart)
@@ -41,6 +41,17 @@ def test_a_graph_has_a_link_for_every_neighbour_and_highlights_those_of_one_peer
     assert counts == (2, 4, 2)  # a line and an arrow head each
     assert titles(chart)[0] == "peer 000: received from 001; sent to 001; missed 002"
     assert titles(chart)[2] == "peer 002: offline"
+
+
+def test_the_graphs_of_earlier_rounds_are_there_and_hidden() -> None:
+    earlier = Links({"000": ["001"]}, {})
+    newest = Links({"001": ["000"]}, {})
+    chart = peer_graph({3: earlier, 4: newest}, ["000", "001"], [], "001", "label")
+    assert re.findall(r'class="round" data-round="(\d)"( display="none")?', chart) == [
+        ("3", ' display="none"'),
+        ("4", ""),
+    ]
+    assert titles(chart)[0] == "peer 000: received from none; sent to 001"  # in the last round
 
 
 def test_a_star_highlights_the_cohort() -> None:

@@ -2,23 +2,30 @@
 
 import json
 import re
-import shutil
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from io import BytesIO
 from math import sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
+from chromium import browser, lowest_contrast, unnamed_controls, unnamed_pictures
 from html_cells import cells
 from messages import refused
+from PIL import Image
 
 from dispfl.errors import RunError
+from dispfl.report.html import page_script
 from dispfl.report.page import CONTENTS, headline, settings_section, write_report
 from dispfl.report.results import ReportResults, read_results
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+__all__ = ["browser"]
 Write = Callable[..., Path]
 SECTIONS = [name for name in CONTENTS if name not in ("affinities", "privacy", "time")]
 
@@ -53,7 +60,8 @@ def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> Non
     for paths in ([first], [first, tmp_path / "c"]):
         write_report(paths, tmp_path / "report.html")
         html = (tmp_path / "report.html").read_text()
-        assert "<script" not in html
+        assert html.count("<script") == 1
+        assert str(page_script()) in html
         assert 'onload="x' not in html
         assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&#34; onload=&#34;x" in html
         assert "<b>" not in html
@@ -62,8 +70,16 @@ def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> Non
 def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
     write_report([write("a", [[0.5]])], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
-    assert not re.findall(r"https?:|//[a-z]|url\(|@import|<script|<img", html)
+    assert not re.findall(r"https?:|//[a-z]|url\(|@import|<script src|<img", html)
     assert "default-src 'none'" in html
+
+
+def test_the_only_script_that_may_run_is_the_one_on_the_page(write: Write, tmp_path: Path) -> None:
+    write_report([write("a", [[0.5]])], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    [script] = re.findall("<script>(.*?)</script>", html, re.DOTALL)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in html
 
 
 def test_a_folder_is_rejected_as_output(write: Write, tmp_path: Path) -> None:
@@ -130,23 +146,14 @@ def test_the_settings_list_common_values_and_those_of_each_row(
     assert ("alpha", "0.3") in pairs
     assert ("density", "0.5") in pairs
     assert [value for key, value in pairs if key == "train.lr"] == ["not set", "0.1"]
-    assert cells(html)[0] == ["runs/a", "Dis-PFL", "0", "1 of 1", "dispfl 0.1.0"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if chromium is None:
-        pytest.skip("there is no Chromium on this machine")
-    with sync_api.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield found
-        found.close()
+    assert cells(html)[0] == ["train.lr", "not set", "0.1"]
+    assert cells(html.rpartition("<table")[2])[0] == [
+        "runs/a",
+        "Dis-PFL",
+        "0",
+        "1 of 1",
+        "dispfl 0.1.0",
+    ]
 
 
 def a_comparison(write: Write, tmp_path: Path) -> Path:
@@ -225,28 +232,108 @@ def test_the_page_never_scrolls_sideways(page: "Page", width: int) -> None:
 
 
 def test_every_image_has_a_label_or_is_hidden_from_screen_readers(page: "Page") -> None:
-    assert page.locator("svg:not([aria-label]):not([aria-hidden=true])").count() == 0
+    assert unnamed_pictures(page) == 0
+    assert unnamed_controls(page) == 0
     assert page.locator("svg[role=img]").count() > 5
 
 
 def test_light_and_dark_differ_and_both_have_contrast(page: "Page") -> None:
-    """WCAG requires 4.5, with its definition of luminance."""
-    contrast = """() => {
-      const light = colour => {
-        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-      };
-      const paper = light(getComputedStyle(document.body).backgroundColor);
-      const parts = ['.lead', '.headline', 'nav a', '.remark', 'figcaption span', 'thead th', 'dt'];
-      return parts.map(part => {
-        const ink = light(getComputedStyle(document.querySelector(part)).color);
-        return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-      });
-    }"""
+    parts = [".lead", ".headline", "nav a", ".remark", "figcaption span", "thead th", "dt"]
+    parts += [".tools button", ".choices label"]
     papers = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        assert min(page.evaluate(contrast)) > 4.5
+        assert lowest_contrast(page, parts) > 4.5
         papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert papers[0] != papers[1]
+
+
+def three_rows(write: Write, tmp_path: Path) -> str:
+    """A comparison of three rows with two metrics; its page's address."""
+    for name, accuracy, f1 in (("dispfl", 0.8, 0.3), ("local", 0.7, 0.5), ("dpsgd", 0.6, 0.4)):
+        f1_scores = {"mean": f1, "std": 0.0, "per_peer": [f1] * 6}
+        path = write(f"out/{name}/seed-0", [[accuracy - 0.1] * 6, [accuracy] * 6], name)
+        lines = []
+        for line in (path / "metrics.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            record["scores"]["f1"] = {"higher_is_better": True, "format": ".3f", **f1_scores}
+            lines.append(json.dumps(record) + "\n")
+        (path / "metrics.jsonl").write_text("".join(lines))
+    write_report([tmp_path / "out"], tmp_path / "report.html")
+    return (tmp_path / "report.html").as_uri()
+
+
+def test_rows_reference_and_metric_are_chosen_by_keyboard_and_kept_in_the_address(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    """Against D-PSGD, whose accuracy is 0.6, Dis-PFL is 0.2 ahead."""
+    context = browser.new_context()
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(three_rows(write, tmp_path))
+    rows = page.locator("#results .cards tbody tr:visible th")
+    assert rows.all_inner_texts() == ["Dis-PFL", "Local", "D-PSGD"]
+    page.get_by_label("Local", exact=True).focus()
+    page.keyboard.press("Space")
+    page.get_by_label("Compare with").select_option("D-PSGD")
+    page.get_by_label("Metric").select_option("f1")
+    for _ in range(2):  # as chosen, and again from the address
+        assert rows.all_inner_texts() == ["D-PSGD", "Dis-PFL"]  # by f1
+        difference = page.locator("#results .cards tbody tr:visible td.difference").nth(1)
+        assert difference.inner_text().startswith("+0.200, ahead")
+        assert page.get_by_text("Difference to D-PSGD").count() == 1
+        shown = page.locator("#curves figure:visible figcaption strong").all_inner_texts()
+        assert "F1 by communication round" in shown
+        assert "By communication round" not in shown
+        assert page.locator("#curves .line.r1:visible").count() == 0
+        page.reload()
+    page.locator("nav a", has_text="Traffic").click()
+    assert "reference=D-PSGD" in page.url  # a link to a section does not lose the choices
+    assert errors == []
+    context.close()
+
+
+def test_a_picture_is_saved_as_svg_with_its_colours_and_as_png(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    write_report([write("a", [[0.5, 0.6], [0.6, 0.7]])], tmp_path / "report.html")
+    context = browser.new_context(accept_downloads=True)
+    page = context.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    saved = {}
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_label(f"Save By communication round as {kind}").click()
+        saved[kind] = Path(download.value.path()).read_bytes()
+        assert download.value.suggested_filename == f"by-communication-round.{kind.lower()}"
+    drawing = ElementTree.fromstring(saved["SVG"])
+    strokes = {element.get("stroke") for element in drawing.iter()}
+    assert "rgb(31, 95, 191)" in strokes  # the first colour of the style sheet
+    assert not any(element.get("class") for element in drawing.iter() if element is not drawing)
+    image = Image.open(BytesIO(saved["PNG"]))
+    assert image.size == (3 * 540, 3 * 320)
+    assert image.getextrema()[0][0] < 100  # something is drawn on the white paper
+    context.close()
+
+
+def test_the_graph_plays_the_last_rounds_and_peers_are_sorted(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    path = write("a", [[0.9, 0.2, 0.5], [0.6, 0.3, 0.7]])
+    write_report([path], tmp_path / "report.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    peers = page.locator(".multiples li > span:first-child")
+    assert peers.all_inner_texts() == ["001", "000", "002"]  # the worst first
+    page.get_by_label("Sort by name").click()
+    assert peers.all_inner_texts() == ["000", "001", "002"]
+    page.get_by_label("Sort by change").click()
+    assert peers.all_inner_texts() == ["000", "001", "002"]  # -0.3, +0.1, +0.2
+    slider = page.get_by_label("Round of the graph")
+    assert slider.get_attribute("aria-valuetext") == "round 2"
+    slider.press("ArrowLeft")
+    assert slider.get_attribute("aria-valuetext") == "round 1"
+    shown = page.locator("g.round:not([display])")
+    assert shown.get_attribute("data-round") == "1"
+    page.close()

@@ -41,12 +41,14 @@ def test_a_row_is_ahead_where_the_interval_excludes_zero_and_level_where_it_does
         == "Its busiest node transfers 1.00 MB per round on the wire, 25 % of FedAvg’s; Local sends"
         " nothing; training takes 0.50 GFLOPs per peer and round (the others: 1.00)."
     )
-    html = str(results_section(read_results(paths)))
-    assert [row[:2] for row in cells(html)] == [
+    results, _, differences = str(results_section(read_results(paths))).partition("</table>")
+    html = results
+    assert [row[:2] for row in cells(results)] == [
         ["Dis-PFL", "0.650"],
         ["Local", "0.600"],
         ["FedAvg", "0.550"],
     ]
+    assert [row[2][:6] for row in cells(differences)] == ["+0.050", "–", "-0.050"]  # to Local
     assert cells(html)[2][2] == "-0.100, behind[-0.100, -0.100]"
     assert cells(html)[1][2].startswith("-0.050, level[-0.")
     assert cells(html)[0][2] == "–"

@@ -26,6 +26,7 @@ from dispfl.cli import (
     table,
     timing,
     up,
+    view,
 )
 from dispfl.cli.completion import COMPLETE_VARIABLE, complete_in_bash
 from dispfl.errors import DispflError, user_errors
@@ -75,6 +76,7 @@ app.command("explain")(explain.explain)
 app.command("masks")(masks.masks)
 app.command("bound")(bound.bound)
 app.command("report")(run.report)
+app.command("view")(view.view)
 app.command("table")(table.table)
 app.command("time")(timing.time)
 app.command("export")(export.export)

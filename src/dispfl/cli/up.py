@@ -71,6 +71,7 @@ def up(
     from dispfl.core.names import roster_of
     from dispfl.peer.local_federation import PeerProcesses, collect_results
     from dispfl.runs.directory import read_config, read_summary
+    from dispfl.view.background import viewed
 
     arguments = list(arguments or [])
     console = SafeConsole()
@@ -91,7 +92,10 @@ def up(
 
     processes = PeerProcesses(path, roster_of(read_config(path)), simultaneous=resume is not None)
     metric = experiment.metric[0].rpartition(":")[2]
-    watch(processes, experiment.rounds, metric, console)
+    with viewed(path) as place:
+        if place is not None:
+            print_text(console, f"View: {place.address}")
+        watch(processes, experiment.rounds, metric, console)
     collect_results(path)
     show(path, console)
 

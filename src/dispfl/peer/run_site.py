@@ -35,7 +35,7 @@ from dispfl.peer.setup.site_data import DataWatch
 from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
-from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.log import EventLog, RecentEvents, event_logger, logging_as_events
 from dispfl.peer.state.metrics import node_metrics, serve_metrics, site_metrics
 from dispfl.peer.state.status import FINISHED, FINISHED_ALONE, NodeStatus, ServiceManager
 from dispfl.peer.state.store import (
@@ -52,6 +52,7 @@ from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import check_learned, read_metrics
+from dispfl.view.settings import serving_site
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -156,6 +157,7 @@ async def open_node(
     service: ServiceManager | None = None,
 ) -> AsyncIterator[tuple[Node, SavingThread]]:
     """Open a site's node and its store; both are closed at the end."""
+    log = RecentEvents(log)
     # What is opened last is closed first.
     async with contextlib.AsyncExitStack() as stack:
         store = PeerStore(
@@ -191,7 +193,7 @@ async def open_node(
         network.log_outboxes(ctx)
         writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.limits)
 
-        status_writer = StatusWriter(site, ctx, network, writer)
+        status_writer = StatusWriter(site, ctx, network, writer, log)
         stack.callback(status_writer.write_last)
         saving = SavingThread(store, ctx.status, log)
         stack.callback(saving.close)
@@ -231,6 +233,7 @@ async def open_node(
 
         listen = site.config().metrics.listen
         await stack.enter_async_context(serve_metrics(listen, metrics, log))
+        await stack.enter_async_context(serving_site(site, log))
         yield Node(ctx, client, training, saving), saving
 
 
@@ -379,12 +382,18 @@ class StatusWriter:
     """Writes the status file that `dispfl peer status` reads."""
 
     def __init__(
-        self, site: Site, ctx: NodeContext, network: SiteNetwork, outbox: OutboxWriter | None
+        self,
+        site: Site,
+        ctx: NodeContext,
+        network: SiteNetwork,
+        outbox: OutboxWriter | None,
+        log: RecentEvents,
     ) -> None:
         self._site = site
         self._ctx = ctx
         self._network = network
         self._outbox = outbox
+        self._recent = log
         self._previous_traffic = _total_traffic(site)
         self._pool = ThreadPoolExecutor(1, "status")
 
@@ -430,6 +439,7 @@ class StatusWriter:
         status["sockets"] = self._network.traffic
         status["sockets_previous"] = self._previous_traffic
         status["updated"] = unix_time
+        status["log"] = self._recent.lines
         status["known"] = [
             {
                 "name": record.name,

@@ -10,7 +10,6 @@ run/            written by the node: a run directory (checkpoints, metrics.jsonl
                 contract (data.safetensors) and status.json
 """
 
-import fcntl
 import ipaddress
 import json
 import os
@@ -30,6 +29,7 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.files import (
     RUN,
     SITE,
+    is_locked,
     make_folder,
     open_or_create,
     plain_disk_errors,
@@ -385,17 +385,7 @@ class Site:
 
     def is_running(self) -> bool:
         """Whether a node holds the run folder's lock, which ends with its process."""
-        try:
-            lock = os.open(self.run_folder / ".lock", os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)  # at once, so that a starting node finds it free
-        return False
+        return is_locked(self.run_folder)
 
     def request_stop(self) -> None:
         """Ask the running node to stop, as SIGTERM does."""

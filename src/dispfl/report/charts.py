@@ -218,6 +218,8 @@ class Curve:
     """Whether only the last value is drawn, from edge to edge, for a curve of no extent on x."""
     secondary: bool = False
     """Whether the line is thin and dashed."""
+    band_only: bool = False
+    """Whether there is no line, only its band."""
 
     def add(self, x: float, y: float, spread: float | None = None) -> None:
         """Add a point; all points of a curve have a spread, or none has one."""
@@ -270,7 +272,7 @@ def line_chart(
 
     ends = []
     for curve in curves:
-        if not curve.secondary:
+        if not curve.secondary and not curve.band_only:
             ends.append(f"{curve.label} {curve.y[-1]:{y_format}}")
     return frame.svg(f"{y_label} against {x_label}. Final values: {', '.join(ends)}.", *marks)
 
@@ -297,6 +299,8 @@ def _ranges(curves: Sequence[Curve], from_zero: bool) -> tuple[Range, Range]:
 
 def _line(frame: ChartFrame, curve: Curve) -> list[Markup]:
     css_class = curve.css_class
+    if curve.band_only:
+        return []
     if curve.constant:
         path = frame.level(curve.y[-1], frame.x.start, frame.x.end)
         return [element("path", d=path, class_=f"line constant {css_class}")]

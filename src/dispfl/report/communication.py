@@ -15,6 +15,9 @@ MAX_BARS = 200
 MAX_LINKS = 6000
 """A drawing of more links would be large and illegible."""
 
+MAX_ROUNDS = 12
+"""The last rounds that a drawing can show one after another."""
+
 
 # Traffic of each node
 
@@ -112,7 +115,7 @@ def _traffic_figure(
         y_range=(low / unit.scale, high / unit.scale),
         mirrored=True,
     )
-    return Figure(row.label, chart, note)
+    return Figure(row.label, chart, note, [row])
 
 
 def _up_and_down(up: float, down: float) -> str:
@@ -187,8 +190,21 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
     if offline:
         note += f"; hollow: {plural(len(offline), 'peer')} offline"
     note = f"{capitalized(note)}."
-    graph = peer_graph(links, run.roster, offline, example, f"{labels}. {note}")
+    graph = peer_graph(_last_links(run), run.roster, offline, example, f"{labels}. {note}")
     return Figure(labels, graph, note)
+
+
+def _last_links(run: RecordedRun) -> dict[int, Links]:
+    """Return the links of the last rounds by their numbers, as many as a drawing can hold."""
+    by_round: dict[int, Links] = {}
+    count = 0
+    for t in range(len(run.records) - 1, max(-1, len(run.records) - 1 - MAX_ROUNDS), -1):
+        links = run.links(t)
+        if links is None or links.has_server or count + links.count > MAX_LINKS:
+            break
+        count += links.count
+        by_round[run.records[t]["round"] + 1] = links
+    return dict(reversed(by_round.items()))
 
 
 def _topology_name(run: RecordedRun) -> str:

@@ -1,6 +1,7 @@
 """Sections with curves by round: scores, mask changes, and other recorded quantities."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from dispfl.core.quantities import Quantity, ReportFigure, Shape
@@ -15,10 +16,11 @@ from dispfl.report.comparison import (
     smallest_totals,
 )
 from dispfl.report.html import ColourLegend, Figure, Figures, Section, css_class
+from dispfl.report.peer_curves import mask_maps
 from dispfl.report.results import ReportResults, silence_note, split_by_traffic
 from dispfl.report.runs import Budget
 from dispfl.report.units import BYTES, axis_unit, bytes_text
-from dispfl.report.wording import join_and
+from dispfl.report.wording import capitalized, join_and
 from dispfl.runs.metrics import last, main_scores
 
 
@@ -38,6 +40,10 @@ def curves_section(results: ReportResults) -> Section:
     sending, _ = split_by_traffic(evaluated)
     if sending:
         figures.append(_figure_by_traffic(results, evaluated))
+    other_metrics = list(_metric_figures(results))
+    if other_metrics:
+        figures = [replace(figure, metric=results.measure.name) for figure in figures]
+    figures += other_metrics
     figures += quantity_figures(results, "curves")
     figures += _logged_figures(results)
     section.add(ColourLegend(evaluated), Figures(figures))
@@ -197,6 +203,14 @@ def masks_section(results: ReportResults) -> Section:
     if unchanging:
         rows = join_and(unchanging)
         section.remark(f"Not recorded for {rows}: no pruning and regrowing in every round.")
+    if len(results.rows) == 1:
+        maps = list(mask_maps(results.rows[0].runs[0]))
+        if maps:
+            section.remark(
+                "One column for each peer and one row for each round: the stronger the colour, the"
+                " larger the share; the largest has the full colour."
+            )
+            section.add(Figures(maps))
     return section
 
 
@@ -221,6 +235,42 @@ def _figure(results: ReportResults, quantity: Quantity, figure: ReportFigure) ->
         over = "seeds" if results.several_seeds else "peers"
         note = f"Mean over peers; the band is one standard deviation over {over}."
         yield Figure(figure.title, chart, note)
+
+
+def _metric_figures(results: ReportResults) -> Iterator[Figure]:
+    """Yield a chart by round of each metric but the main one."""
+    names: dict[str, None] = {}
+    for run in results.runs:
+        for record in run.records:
+            names |= dict.fromkeys(record["scores"])
+    for name in names:
+        if name == results.measure.name:
+            continue
+        curves = [_metric_curve(row, name) for row in results.rows]
+        measured = [curve for curve in curves if curve.x]
+        if not measured:
+            continue
+        chart = line_chart(
+            measured,
+            "communication round",
+            f"{name}, mean over peers",
+            whole_x=True,
+            x_word="round",
+        )
+        yield Figure(f"{capitalized(name)} by communication round", chart, metric=name)
+
+
+def _metric_curve(row: ComparisonRow, name: str) -> Curve:
+    """Return the mean of a metric over peers and seeds in each round that has it."""
+    seeds: list[list[Sample]] = []
+    for run in row.runs:
+        samples: list[Sample] = []
+        for record in run.records:
+            values = record["scores"].get(name)
+            samples.append((record["round"] + 1.0, values["mean"]) if values else None)
+        seeds.append(samples)
+    mean = mean_over_seeds(seeds)
+    return Curve(row.label, css_class(row), mean.x, mean.mean)
 
 
 def _logged_figures(results: ReportResults) -> Iterator[Figure]:

@@ -126,41 +126,42 @@ class HeatMap:
 
 
 def peer_graph(
-    links: Links, roster: Sequence[str], offline: Collection[str], example: str, label: str
+    links: Mapping[int, Links],
+    roster: Sequence[str],
+    offline: Collection[str],
+    example: str,
+    label: str,
 ) -> Markup:
     """Return peers on a circle, with a link to each peer from those that it received from.
 
-    Links to `example` are highlighted; those of models that were not received are dashed.
+    `links` are those of the last rounds, by their numbers; all but the last round are hidden. Links
+    to `example` are highlighted; those of models that were not received are dashed.
     """
-    usual: list[Link] = []
-    highlighted: list[Link] = []
+    *_, last_round = links
+    newest = links[last_round]
     receivers: dict[str, list[str]] = {peer: [] for peer in roster}
-    for peer, senders in links.received.items():
+    for peer, senders in newest.received.items():
         for sender in senders:
             receivers[sender].append(peer)
-            if peer == example:
-                highlighted.append((sender, peer))
-            else:
-                usual.append((sender, peer))
-    missed: list[Link] = []
-    for peer, senders in links.missed.items():
-        missed += [(sender, peer) for sender in senders]
 
     positions = circle_positions(roster)
-    count = links.count
-    arrows = count <= MAX_ARROWS
-    opacity = f"--link-opacity:{max(0.12, min(0.6, 60 / max(1, count))):.2f}"
-    path = _links(usual, positions, arrows)
-    drawn = [
-        element("path", d=path, class_="links", style=opacity),
-        element("path", d=_links(missed, positions, arrows), class_="links missed"),
-        element("path", d=_links(highlighted, positions, arrows), class_="links highlighted"),
-    ]
+    drawn = []
+    for number, of_round in links.items():
+        display = None if number == last_round else "none"
+        drawn.append(
+            element(
+                "g",
+                *_round_links(of_round, positions, example),
+                class_="round",
+                data_round=str(number),
+                display=display,
+            )
+        )
     for peer in roster:
-        senders = _first_few(links.received.get(peer, []))
+        senders = _first_few(newest.received.get(peer, []))
         state = f"received from {senders}; sent to {_first_few(receivers[peer])}"
-        if peer in links.missed:
-            state += f"; missed {_first_few(links.missed[peer])}"
+        if peer in newest.missed:
+            state += f"; missed {_first_few(newest.missed[peer])}"
         mark = ""
         if peer == example:
             mark = "highlighted"
@@ -169,6 +170,27 @@ def peer_graph(
             mark = "offline"
         drawn.append(_node(positions[peer], f"peer {peer}: {state}", mark, len(roster)))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
+
+
+def _round_links(links: Links, positions: Mapping[str, Position], example: str) -> Iterable[Markup]:
+    """Yield the links of a round: the usual ones, those that were missed, and the highlighted."""
+    usual: list[Link] = []
+    highlighted: list[Link] = []
+    for peer, senders in links.received.items():
+        for sender in senders:
+            if peer == example:
+                highlighted.append((sender, peer))
+            else:
+                usual.append((sender, peer))
+    missed: list[Link] = []
+    for peer, senders in links.missed.items():
+        missed += [(sender, peer) for sender in senders]
+
+    arrows = links.count <= MAX_ARROWS
+    opacity = f"--link-opacity:{max(0.12, min(0.6, 60 / max(1, links.count))):.2f}"
+    yield element("path", d=_links(usual, positions, arrows), class_="links", style=opacity)
+    yield element("path", d=_links(missed, positions, arrows), class_="links missed")
+    yield element("path", d=_links(highlighted, positions, arrows), class_="links highlighted")
 
 
 def server_star(centre: str, roster: Sequence[str], cohort: Collection[str], label: str) -> Markup:

@@ -1,12 +1,15 @@
-"""The building blocks of the HTML report: plain values here, their layout in `templates/`.
+"""The building blocks of HTML pages: plain values here, their layout in `templates/`.
 
 A block becomes HTML where a template inserts it. All other text is escaped when it is inserted, so
 the contents of files cannot become tags.
 """
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from importlib.resources import files
 from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -48,11 +51,11 @@ class Block:
 
 
 def css_class(row: ComparisonRow) -> str:
-    """Return the classes for a row's colour and, after the ninth, another dash pattern."""
+    """Return the classes for a row's colour, after the ninth another dash pattern, and the row."""
     colour = f"s{row.position % COLOURS}"
-    if row.position < COLOURS:
-        return colour
-    return f"{colour} repeated"
+    if row.position >= COLOURS:
+        colour += " repeated"
+    return f"{colour} r{row.position}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,15 @@ class Figure:
     title: str
     content: Markup | Block
     note: str = ""
+    rows: Sequence[ComparisonRow] = ()
+    """The rows without which there is nothing to see."""
+    metric: str = ""
+    """The metric that it shows, if there is a figure for each."""
+
+    @property
+    def row_keys(self) -> str:
+        """The positions of these rows."""
+        return " ".join(str(row.position) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,10 @@ class Heading:
 
     text: str
     css_class: str = ""
+    metric: str = ""
+    """The metric of the column, if rows can be sorted by it."""
+    better: str = ""
+    """`higher` or `lower`."""
 
 
 Cell = str | Block
@@ -132,6 +148,8 @@ class HtmlTable(Block):
     scrolling: bool = False
     best: set[int] = field(default_factory=set)
     """Indices of the best rows."""
+    keys: Sequence[int] = ()
+    """The positions of the rows of a comparison that the table's rows are about."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +175,68 @@ class Section(Block):
 
     def remark(self, text: str) -> None:
         self.blocks.append(Remark(text))
+
+
+# A whole page
+
+
+@cache
+def page_script() -> Markup:
+    """Return the script of all pages, which is ours: no text of a run is ever in it."""
+    return Markup(files("dispfl.report").joinpath("templates", "page.js").read_text())
+
+
+def content_policy(*, live: bool = False) -> str:
+    """Return what a page may load: nothing but what is in it, and no script but ours.
+
+    A live page may also ask its own server for what has changed.
+    """
+    digest = base64.b64encode(hashlib.sha256(page_script().encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';"
+        " img-src data:; base-uri 'none'; form-action 'self'"
+    )
+    return f"{policy}; connect-src 'self'" if live else policy
+
+
+@dataclass(frozen=True)
+class Link(Block):
+    """A link to another page."""
+
+    template = "link.html"
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class HtmlPage(Block):
+    """A page: its top, and sections with a table of contents."""
+
+    template = "page.html"
+    title: str
+    headline: str
+    sections: Sequence[Section]
+    contents: Mapping[str, str]
+    """The names of sections in the table of contents."""
+    summary: Block | None = None
+    kicker: str = "dispfl report"
+    home: Link | None = None
+
+    @cached_property
+    def parts(self) -> dict[str, Markup]:
+        """The top and the sections as HTML, by their anchors, in order."""
+        parts = {"top": render("top.html", block=self)}
+        for section in self.sections:
+            parts[section.name] = section.__html__()
+        return parts
+
+    def html(self, events: str = "") -> Markup:
+        """Return the whole page; a live one asks for its changes at the address of `events`."""
+        policy = Markup(content_policy(live=bool(events)))
+        return render(self.template, block=self, events=events, policy=policy, script=page_script())
+
+    def __html__(self) -> Markup:
+        return self.html()
 
 
 # A run in a notebook

@@ -11,7 +11,7 @@ from dispfl.report.affinities import affinities_section
 from dispfl.report.communication import topology_section, traffic_section
 from dispfl.report.comparison import ComparisonRow
 from dispfl.report.curves import curves_section, masks_section
-from dispfl.report.html import Block, Details, Heading, HtmlTable, Section, render
+from dispfl.report.html import Block, Details, Heading, HtmlPage, HtmlTable, Section
 from dispfl.report.peers import labels_section, peers_section
 from dispfl.report.results import ReportResults, group_runs
 from dispfl.report.runs import RecordedRun, read_runs, relative_to_page
@@ -78,12 +78,12 @@ def write_report(paths: Iterable[Path], out: Path, against: str | None = None) -
 
 def write_page(runs: Sequence[RecordedRun], out: Path, against: str | None = None) -> None:
     """Write the same page about runs that are read already."""
-    page = printable(html_page(group_runs(runs, against), out))
+    page = printable(str(report_page(group_runs(runs, against), out)))
     write_atomically(out, page.encode())
 
 
-def html_page(results: ReportResults, out: Path) -> str:
-    """Return the whole document."""
+def report_page(results: ReportResults, out: Path) -> HtmlPage:
+    """Return the report, in which the paths of runs are relative to the folder of a file."""
     sections = [
         results_section(results),
         curves_section(results),
@@ -97,13 +97,12 @@ def html_page(results: ReportResults, out: Path) -> str:
         privacy_section(results),
         settings_section(results, out),
     ]
-    return render(
-        "page.html",
+    return HtmlPage(
         title=_title(results),
         headline=headline(results),
-        summary=summary_block(results, out),
         sections=list(filter(None, sections)),
         contents=CONTENTS,
+        summary=summary_block(results, out),
     )
 
 
@@ -160,8 +159,19 @@ def settings_section(results: ReportResults, out: Path) -> Section:
     for row in results.rows:
         lists.append((row.label, _settings_of_row(results, row)))
     section = Section("settings", "Settings")
+    if results.differing:
+        section.add(_differing_settings(results))
     section.add(SettingsLists(lists), _run_directories(results, out))
     return section
+
+
+def _differing_settings(results: ReportResults) -> HtmlTable:
+    """Return the settings outside the method's table in which rows differ."""
+    headings = [Heading("Setting"), *map(Heading, results.labels)]
+    table = HtmlTable("Settings that differ between rows", headings, scrolling=True)
+    for key, values in results.differing.items():
+        table.rows.append([key, *(_shortened(values[label]) for label in results.labels)])
+    return table
 
 
 def _common_settings(results: ReportResults) -> dict[str, str]:

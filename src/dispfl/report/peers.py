@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 
 from dispfl.core.metric import Measure
 from dispfl.report.charts import (
@@ -31,6 +31,7 @@ from dispfl.report.html import (
     css_class,
 )
 from dispfl.report.labels import DATA_TABLES
+from dispfl.report.peer_curves import distribution_by_round, peer_curves
 from dispfl.report.results import (
     TIE,
     PeerWins,
@@ -42,7 +43,6 @@ from dispfl.report.results import (
 from dispfl.report.runs import RecordedRun
 from dispfl.report.senders import sender_blocks
 from dispfl.report.wording import UNKNOWN, capitalized, format_seconds, plural
-from dispfl.runs.metrics import main_scores, measured_values
 from dispfl.runs.prepare import shift_texts
 
 MAX_BARS = 200
@@ -72,7 +72,10 @@ def peers_section(results: ReportResults) -> Section:
         run = evaluated[0].scored_runs[0]
         colour = css_class(evaluated[0])
         first = _sorted_bars(run, measure, colour)
-        section.add(Figures([first, *groups, _extremes_by_round(run, measure, colour)]))
+        section.add(Figures([first, *groups, distribution_by_round(run, measure, colour)]))
+        curves = peer_curves(run, measure, colour)
+        if curves:
+            section.add(curves)
     else:
         section.add(ColourLegend(evaluated))
         figures = [_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]
@@ -128,30 +131,6 @@ def _sorted_bars(run: RecordedRun, measure: Measure, colour: str) -> Figure:
     shown = thin_out(bars, MAX_BARS)
     chart = bar_chart(shown, "peers, worst to best", measure.name, label, size=LARGE)
     return Figure(_sorted_title(measure), chart, f"Seed {run.seed}.")
-
-
-def _extremes_by_round(run: RecordedRun, measure: Measure, colour: str) -> Figure:
-    """Draw the best, median and worst score of a single run in each round."""
-    best = Curve("best peer", colour, secondary=True)
-    middle = Curve("median", colour)
-    worst = Curve("worst peer", colour, secondary=True)
-    for record in run.records:
-        scores = main_scores(record)
-        if scores:
-            values = measured_values(scores)
-            number = record["round"] + 1.0
-            best.add(number, measure.best(values))
-            middle.add(number, median(values))
-            worst.add(number, measure.worst(values))
-    chart = line_chart(
-        [best, middle, worst],
-        "communication round",
-        measure.name,
-        whole_x=True,
-        x_word="round",
-        y_format=measure.format,
-    )
-    return Figure("Best, median and worst peer of each round", chart, f"Seed {run.seed}.")
 
 
 @dataclass(frozen=True)
@@ -249,7 +228,7 @@ def _difference_figure(
     title = f"{leader.label} minus {rival.label}"
     shown = thin_out(bars, MAX_BARS)
     chart = bar_chart(shown, "peers", measure.name, f"{title}. {note}", y_range=y_range)
-    return Figure(title, chart, note)
+    return Figure(title, chart, note, [leader, rival])
 
 
 def _density_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
@@ -266,7 +245,7 @@ def _density_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
     x_label = "density: share of weights that a peer keeps"
     chart = dot_chart(columns, x_label, measure.name, measure.format)
     note = f"Dots are peers, lines are group means: {', '.join(means)}."
-    yield Figure(f"{row.label} by density", chart, note)
+    yield Figure(f"{row.label} by density", chart, note, [row])
     if seconds_by_density(row).keys() == groups.keys():
         yield _seconds_figure(row, measure)
 
@@ -295,7 +274,7 @@ def _class_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
         cells = [name, str(peers[name]), measure.text(fmean(values)), measure.text(lowest)]
         table.rows.append([*cells, mean_seconds])
     note = "Means over the peers of a class; the lowest is its worst peer. Seconds are per round."
-    yield Figure(f"{row.label} by class of device", table, note)
+    yield Figure(f"{row.label} by class of device", table, note, [row])
 
 
 def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
@@ -328,7 +307,7 @@ def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
         "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest"
         " group."
     )
-    return Figure(f"{row.label}: computing time by density", table, note)
+    return Figure(f"{row.label}: computing time by density", table, note, [row])
 
 
 def _all_scores(evaluated: Sequence[ComparisonRow], measure: Measure) -> Details:

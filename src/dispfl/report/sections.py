@@ -10,6 +10,7 @@ from markupsafe import Markup
 from dispfl.errors import RunError
 from dispfl.files import read_regular
 from dispfl.report.comparison import (
+    TEST_LOSS,
     ComparisonRow,
     connections_by_label,
     flops_by_label,
@@ -17,7 +18,16 @@ from dispfl.report.comparison import (
 )
 from dispfl.report.diagrams import range_bar
 from dispfl.report.differences import Difference, paired_over
-from dispfl.report.html import Block, Cell, Heading, HtmlTable, RowLabel, Section, css_class
+from dispfl.report.html import (
+    Block,
+    Cell,
+    Details,
+    Heading,
+    HtmlTable,
+    RowLabel,
+    Section,
+    css_class,
+)
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import RecordedRun
@@ -30,6 +40,9 @@ from dispfl.report.wording import (
     number_range,
 )
 from dispfl.runs.metrics import last, measured_values
+
+MAX_REFERENCES = 12
+"""Rows of which each is compared with each other one."""
 
 # The results table
 
@@ -71,11 +84,39 @@ def results_section(results: ReportResults) -> Section:
         table.rows.append(list(_result_cells(results, row, *units)))
         if results.comparison.is_best(row):
             table.best.add(number)
+    if len(results.rows) > 1:
+        table.keys = [row.position for row in results.rows]
 
     section = Section("results", "Results")
     section.add(table)
     section.remark(" ".join(_results_legend(results)))
+    differences = _all_differences(results)
+    if differences:
+        section.add(differences)
     return section
+
+
+def _all_differences(results: ReportResults) -> Details | None:
+    """Return how each row differs from each other one; None if that says nothing new."""
+    rows = results.rows
+    if not results.comparable or not 2 < len(rows) <= MAX_REFERENCES:
+        return None
+    headings = [Heading("Row")]
+    for row in rows:
+        headings.append(Heading(f"minus {row.label}", f"difference {css_class(row)}"))
+    table = HtmlTable(
+        "Paired difference of each row to each other one",
+        headings,
+        kind="plain differences",
+        keys=[row.position for row in rows],
+    )
+    for row in rows:
+        cells: list[Cell] = [row.label]
+        for reference in rows:
+            difference = None if row is reference else row.difference_to(reference)
+            cells.append(_difference_cell(results, difference))
+        table.rows.append(cells)
+    return Details("Differences between all rows", table)
 
 
 def _result_headings(
@@ -86,14 +127,17 @@ def _result_headings(
         score += " ± std over seeds"
     references = results.comparison.reference_labels
     yield Heading("Method")
-    yield Heading(score, "number score")
+    better = "higher" if results.measure.higher_is_better else "lower"
+    yield Heading(score, "number score", results.measure.name, better)
     if len(references) == 1:
         yield Heading(f"Difference to {references[0]}", "number difference")
     elif references:
         yield Heading("Difference to the reference of the same data", "number difference")
     yield Heading("Worst to best peer", "range")
+    directions = _directions(results)
     for name in results.comparison.extras:
-        yield Heading(capitalized(name), "number")
+        better = directions.get(name, "")
+        yield Heading(capitalized(name), "number", name if better else "", better)
     for title in (
         f"Busiest {bytes_unit.name}/round",
         f"On wire {bytes_unit.name}/round",
@@ -103,6 +147,16 @@ def _result_headings(
         "Time s",
     ):
         yield Heading(title, "number")
+
+
+def _directions(results: ReportResults) -> dict[str, str]:
+    """Return which direction is better, of each other metric and of the loss on test data."""
+    directions = {TEST_LOSS: "lower"}
+    for run in results.runs:
+        for record in run.records:
+            for name, values in record["scores"].items():
+                directions[name] = "higher" if values["higher_is_better"] else "lower"
+    return directions
 
 
 def _result_cells(

@@ -86,7 +86,7 @@ def time_section(results: ReportResults) -> Section | None:
     figures = list(quantity_figures(results, "time"))
     for row in clocked:
         drawing = _timeline_svg(row.runs[0], row.runs[0].device_class_of)
-        figures.append(Figure(f"{row.label}: the first rounds", drawing, NOTE))
+        figures.append(Figure(f"{row.label}: the first rounds", drawing, NOTE, [row]))
     section.add(Figures(figures))
     return section
 

@@ -4,6 +4,7 @@ config.toml         complete; `dispfl run config.toml` repeats the run
 split.safetensors   which samples each peer has, and the format of the models' inputs
 metrics.jsonl       one line per round
 checkpoints/        see checkpoint.py
+.progress.json      while it runs: see progress_file.py
 .secret-key         with privacy, until the end: never share it
 summary.json        at the end
 learning-curve.png  at the end
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +37,7 @@ from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
 from dispfl.files import (
+    LOCK,
     append_durably,
     open_regular,
     plain_disk_errors,
@@ -53,6 +56,10 @@ from dispfl.topology import peer_names
 from dispfl.trust import check_run, remember
 
 SECRET_KEY = ".secret-key"
+LOCK_ATTEMPTS = 3
+"""A process that looks whether a run is locked holds the lock for some microseconds."""
+LOCK_PAUSE = 0.01
+"""Seconds between two attempts."""
 
 
 class RunDirectory:
@@ -100,17 +107,15 @@ class RunDirectory:
 
     def _take_lock(self) -> IO[bytes]:
         """Lock the directory; the lock ends with the process, so a killed run leaves none."""
-        file = self.path / ".lock"
+        file = self.path / LOCK
         while True:
             with plain_disk_errors(self.path):
                 lock = file.open("ab")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock(lock):
                 lock.close()
                 raise TakenError(
                     f"Another process is using {self.path}; wait for it or stop it first."
-                ) from None
+                )
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
                     return lock
@@ -119,7 +124,7 @@ class RunDirectory:
     def close(self) -> None:
         """Release the directory; remove what was created for it if it never got a config."""
         if self._new_folders is not None and not (self.path / "config.toml").exists():
-            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty any more
                 for folder in self._new_folders:
                     folder.rmdir()
@@ -208,6 +213,17 @@ class RunDirectory:
             self.path / "summary.json",
             json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n",
         )
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file; return whether no other process has it locked."""
+    for attempt in range(LOCK_ATTEMPTS):
+        if attempt:
+            time.sleep(LOCK_PAUSE)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def json_line(record: Metrics) -> bytes:

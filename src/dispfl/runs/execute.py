@@ -46,6 +46,7 @@ from dispfl.runs.loop import Follower, RunHistory, RunObserver, begin, restore, 
 from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.runs.progress import python_progress, show_in_python
+from dispfl.runs.progress_file import ProgressFile
 from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import context_of
 from dispfl.runs.timing import summarize_times
@@ -140,8 +141,9 @@ def _train(
     """Run all rounds, or those that an interrupted or stopped run has left."""
     if directory is None:
         return run_rounds(context, engine, begin(context, engine), None, observer)
-    with directory.checkpoints.in_background():
-        return _train_on(context, engine, directory, observer, followers)
+    progress = ProgressFile(directory.path)
+    with progress.kept_after_error(), directory.checkpoints.in_background():
+        return _train_on(context, engine, directory, observer, followers, progress)
 
 
 def _train_on(
@@ -150,6 +152,7 @@ def _train_on(
     directory: RunDirectory,
     observer: RunObserver,
     followers: Sequence[Follower],
+    progress: ProgressFile,
 ) -> RunHistory:
     """Run the rounds that the run in a directory has left."""
     history = restore(context, engine, directory)
@@ -163,7 +166,7 @@ def _train_on(
         (directory.path / "summary.json").unlink(missing_ok=True)
     if history.stopped:
         return history
-    return run_rounds(context, engine, history, directory, observer, followers)
+    return run_rounds(context, engine, history, directory, observer, followers, progress)
 
 
 def _warn_about_buffers(context: RunContext) -> None:

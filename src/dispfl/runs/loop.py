@@ -16,6 +16,7 @@ from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, check_records, main_scores, round_metrics
+from dispfl.runs.progress_file import ProgressFile
 from dispfl.runs.timing import RunClock
 
 log = logging.getLogger("dispfl")
@@ -163,6 +164,7 @@ def run_rounds(
     directory: RunDirectory | None,
     observer: RunObserver,
     followers: Sequence[Follower] = (),
+    progress: ProgressFile | None = None,
 ) -> RunHistory:
     """Run the remaining rounds.
 
@@ -181,10 +183,17 @@ def run_rounds(
         len(history.records) * peers + len(history.partial_round), context.settings.rounds * peers
     )
 
+    def after_step(peer: str, result: StepResult) -> None:
+        observer.step()
+        if progress:
+            progress.add(peer)
+
     without_scores = False
     saved_at = time.monotonic()
     for t in range(len(history.records), context.settings.rounds):
         began = time.perf_counter()
+        if progress:
+            progress.begin_round(t)
         saves = _saves(context, t, time.monotonic() - saved_at)
         if directory:
             directory.checkpoints.saves_round = saves
@@ -196,7 +205,7 @@ def run_rounds(
                     t,
                     engine,
                     history.partial_round,
-                    lambda peer, result: observer.step(),
+                    after_step,
                 )
                 seconds = time.perf_counter() - began
                 for follower in followers:

@@ -17,6 +17,7 @@ from dispfl.peer.transport.http import Limits
 from dispfl.registry import METHODS
 from dispfl.robust.averages import Robust, check_mixing_weights
 from dispfl.topology import Full, Topology
+from dispfl.view.settings import ViewSettings
 
 OUTBOX_NEEDS_PUSH = (
     "outbox needs whole models: in a pull, every receiver gets another part of a model, which only"
@@ -50,6 +51,8 @@ class SiteConfig(NamedSettings):
     """When it trains and exchanges models."""
     metrics: MetricsSettings = MetricsSettings()
     """Where it shows its figures to a monitoring system."""
+    view: ViewSettings = ViewSettings()
+    """Where it shows its page to its operator's browser."""
 
     @classmethod
     def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":

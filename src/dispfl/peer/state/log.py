@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -20,6 +20,8 @@ _UNPLAIN = re.compile(r'[\s"=]')
 MAX_CHARS = 300
 """Characters of another site's text that are logged or shown."""
 LOG_WINDOW = 3600.0
+RECENT_LINES = 40
+"""Lines of the log that the status file has."""
 MAX_LINES = 100
 """Lines about one peer that are logged within `LOG_WINDOW` seconds."""
 _REASONS = frozenset(Refusal)
@@ -46,6 +48,26 @@ def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> 
             print(line, file=to or sys.stderr, flush=True)
 
     return log
+
+
+class RecentEvents:
+    """Writes events to a log, and keeps the last ones for the status file."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._lines: deque[str] = deque(maxlen=RECENT_LINES)
+
+    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
+        """Write an event."""
+        self._log(event, fields)
+        time_of_day = time.strftime("%H:%M:%S")
+        line = f"{time_of_day}  {event:<12} {_fields_as_text(fields)}".rstrip()
+        self._lines.append(shortened(line))
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines, oldest first."""
+        return list(self._lines)
 
 
 @dataclass

@@ -1,0 +1,179 @@
+"""What the list of runs shows of a run: its state, progress, time left, score and curve."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dispfl.errors import DispflError
+from dispfl.files import RUN, SITES, is_locked
+from dispfl.report.labels import METHOD_LABELS
+from dispfl.report.runs import RecordedRun, read_run
+from dispfl.runs.directory import read_summary
+from dispfl.runs.metrics import main_scores, measure_of
+from dispfl.runs.progress_file import RunProgress, read_progress
+from dispfl.view.folders import Signature, signature
+
+FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
+"""The files of a run that its page is made from."""
+TIMED_ROUNDS = 5
+"""The time left follows from so many rounds."""
+UNREADABLE = (DispflError, OSError, KeyError, TypeError, ValueError, AttributeError)
+"""What the files of a run may cause that somebody else has made."""
+
+
+class Activity(StrEnum):
+    """Whether a run makes rounds, and if not, why."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """A row of the list of runs."""
+
+    activity: Activity
+    method: str = ""
+    rounds: int = 0
+    """Finished rounds."""
+    all_rounds: int = 0
+    peers: int = 0
+    ends_at: float | None = None
+    """When its last round will be finished, as a Unix time, if rounds take as long as the last."""
+    score: str = ""
+    metric: str = ""
+    curve: Sequence[float] | None = None
+    """The mean score of every evaluated round; None while it was not read yet."""
+    detail: str = ""
+    """Why it has failed or was stopped."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
+
+
+def run_signature(path: Path) -> tuple[Signature, bool]:
+    """Return what changes when a run makes a round, starts or ends."""
+    return signature(path, FILES), is_active(path)
+
+
+def is_active(path: Path) -> bool:
+    """Whether a process makes rounds of a run: its own, or a peer's of `dispfl up`."""
+    if is_locked(path):
+        return True
+    sites = path / SITES
+    try:
+        return any(is_locked(site / RUN) for site in sites.iterdir())
+    except OSError:  # it has no sites
+        return False
+
+
+def activity_of(
+    path: Path, summary: Mapping[str, Any] | None, progress: RunProgress | None
+) -> Activity:
+    """Return the state of a run: by its lock, its summary, and the error that ended it."""
+    if is_active(path):
+        return Activity.RUNNING
+    if summary is not None:
+        return Activity.FAILED if summary.get("failed_peers") else Activity.FINISHED
+    if progress is not None and progress.error:
+        return Activity.FAILED
+    return Activity.STOPPED
+
+
+def quick_overview(path: Path) -> RunOverview:
+    """Return the overview without the curve, if the run's summary has all the rest."""
+    try:
+        summary = read_summary(path)
+        if summary is None or is_active(path):
+            return overview(path)
+        rounds = int(summary["rounds"])
+        scores = main_scores(summary)
+        measure = measure_of([summary])
+        return RunOverview(
+            activity=activity_of(path, summary, None),
+            method=_label(summary["method"]),
+            rounds=rounds,
+            all_rounds=rounds,
+            peers=int(summary["peers"]),
+            score=measure.text(scores["mean"] if scores else None),
+            metric=measure.name,
+            detail=_early_end(summary),
+        )
+    except UNREADABLE:
+        return overview(path)
+
+
+def overview(path: Path) -> RunOverview:
+    """Return the overview of a run; of one that cannot be read, the reason."""
+    try:
+        return overview_of(read_run(path))
+    except UNREADABLE as problem:
+        return unreadable_overview(path, problem)
+
+
+def unreadable_overview(path: Path, problem: Exception) -> RunOverview:
+    """Return the overview of a run whose files cannot be read, with the reason."""
+    activity = Activity.RUNNING if is_active(path) else Activity.FAILED
+    return RunOverview(activity, curve=(), detail=reason_of(path, problem))
+
+
+def reason_of(path: Path, problem: Exception) -> str:
+    """Return why the files of a run cannot be read, as a sentence."""
+    if isinstance(problem, DispflError):
+        return str(problem)
+    return f"The files of {path} are damaged ({type(problem).__name__})."
+
+
+def overview_of(run: RecordedRun) -> RunOverview:
+    """Return the overview of a run that is read already."""
+    progress = read_progress(run.path)
+    activity = activity_of(run.path, run.summary, progress)
+    curve = [point.score for point in run.points if point.score is not None]
+    shown = RunOverview(
+        activity=activity,
+        method=_label(run.method),
+        rounds=len(run.records),
+        all_rounds=run.config["rounds"],
+        peers=run.config["peers"],
+        score=run.measure.text(curve[-1] if curve else None),
+        metric=run.measure.name,
+        curve=curve,
+    )
+    if activity is Activity.RUNNING:
+        return replace(shown, ends_at=_end_of(run, progress))
+    if progress is not None and progress.error and run.summary is None:
+        return replace(shown, detail=progress.error)
+    return replace(shown, detail=_early_end(run.summary or {}))
+
+
+def _end_of(run: RecordedRun, progress: RunProgress | None) -> float | None:
+    if not run.records:
+        return None
+    seconds = fmean(float(record["seconds"]) for record in run.records[-TIMED_ROUNDS:])
+    began = time.time()
+    if progress is not None and progress.round == len(run.records):
+        began = min(began, progress.began)
+    remaining_rounds: int = run.config["rounds"] - len(run.records)
+    return began + seconds * remaining_rounds
+
+
+def _label(method: object) -> str:
+    name = str(method)
+    return METHOD_LABELS.get(name, name)
+
+
+def _early_end(summary: Mapping[str, Any]) -> str:
+    """Say why a run has ended early, or which peers have learned nothing."""
+    if "stopped" in summary:
+        return str(summary["stopped"])
+    failed = summary.get("failed_peers")
+    if failed:
+        return f"Every step of {len(failed)} of its peers failed."
+    return ""

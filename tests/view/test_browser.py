@@ -1,0 +1,137 @@
+"""Live pages in a real browser, beside real runs in processes of their own."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from chromium import browser, lowest_contrast, unnamed_controls, unnamed_pictures
+
+from dispfl.view.background import viewed
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]
+Write = Callable[..., Path]
+COMMAND = str(Path(sys.executable).parent / "dispfl")
+LONG = ["peers=4", "rounds=100000", "train.epochs=1", "workers=1", "checkpoint_every=1"]
+PATIENCE = 90_000
+"""Milliseconds until a change must be on the page, on a busy machine."""
+
+
+@contextmanager
+def program(*arguments: str | Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process of the command line, which is killed at the end."""
+    command = [COMMAND, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """A tab; closing it checks that no error was logged and nothing came from elsewhere."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    opened = context.new_page()
+    errors: list[str] = []
+    requests: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    yield opened
+    context.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:"))] == []
+
+
+def test_a_run_is_followed_while_it_makes_rounds_is_killed_is_resumed_and_deleted(
+    page: "Page", tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with program("view", runs, "--no-open", "--listen", "127.0.0.1:0") as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1]
+        page.goto(address)
+        page.get_by_text("No runs yet").wait_for()
+
+        with program("run", *LONG, "--out", runs / "long") as run:
+            page.locator("#running-now a", has_text="runs/long").click()
+            page.evaluate("window.loaded = 'once'")
+            now = page.locator("#now")
+            now.get_by_text("Still to train").or_(now.get_by_text("have finished")).first.wait_for()
+            for _ in range(3):
+                rounds = page.locator("#results td[data-label=Rounds]")
+                rounds.filter(has_not_text=rounds.inner_text()).wait_for()
+            assert page.locator("#curves svg[role=img]").count() >= 2
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            now.get_by_text("stopped").wait_for()
+            now.get_by_text("dispfl run --resume").wait_for()
+
+        with program("run", "--resume", runs / "long") as run:
+            now.get_by_text("running").wait_for()
+            assert page.evaluate("window.loaded") == "once"  # all without loading it again
+            run.terminate()
+            run.wait()
+            now.get_by_text("stopped").wait_for()
+
+        shutil.rmtree(runs / "long")
+        page.locator("body[data-lost*=deleted]").wait_for()
+        page.goto(address)
+        page.get_by_text("No runs yet").wait_for()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        page.locator("body[data-lost*=connection]").wait_for()
+
+
+def test_list_run_and_comparison_are_readable_in_any_colours_at_any_width(
+    page: "Page", write: Write, tmp_path: Path
+) -> None:
+    write("runs/five/dispfl/seed-0", [[0.5, 0.6], [0.6, 0.8]])
+    stopped = write(
+        "runs/five/local/seed-0", [[0.4, 0.5], [0.5, 0.5]], rounds=3, method={"name": "local"}
+    )
+    (stopped / ".progress.json").write_text(
+        '{"round": 2, "began": 1.0, "finished": [], "error": "The disk is full, says the system."}'
+    )
+    parts = [".activity", ".activity small", ".headline", "a", ".remark", "thead th", ".kicker"]
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        for path in ("", "page/runs/five/dispfl/seed-0", "page/runs/five"):
+            page.goto(place.address + path)
+            assert unnamed_pictures(page) == 0
+            assert unnamed_controls(page) == 0
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                assert lowest_contrast(page, parts) > 4.5
+            for width in (390, 1280):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.goto(place.address)
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")  # the first link of the list
+        page.get_by_role("heading", name="Now").wait_for()
+
+
+def test_without_scripts_a_live_page_is_the_report(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    write("runs/a", [[0.5, 0.6], [0.6, 0.8]])
+    context = browser.new_context(java_script_enabled=False)
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        page = context.new_page()
+        page.goto(f"{place.address}page/runs/a")
+        assert page.locator("#results td.score").inner_text() == "0.700"
+        assert page.locator("svg.chart").count() > 5
+    context.close()

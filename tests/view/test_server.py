@@ -1,0 +1,248 @@
+"""Requests over a real socket: who may ask, what they get, and hostile run directories."""
+
+import http.client
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from messages import refused
+
+from dispfl.errors import ConfigError
+from dispfl.report.html import page_script
+from dispfl.view import background, server
+from dispfl.view.background import viewed
+from dispfl.view.listen import parse_listen
+
+Write = Callable[..., Path]
+EVIL = """<script>alert('1')</script>" onload="x"""
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the files all the time."""
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr("dispfl.view.pages.LOOK_SECONDS", 0.0)
+
+
+class Client:
+    """A browser's requests to the pages of a folder."""
+
+    def __init__(self, address: str) -> None:
+        self.host, self.port = urlsplit(address).hostname, urlsplit(address).port
+        self.opened = ExitStack()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.opened.close()
+
+    def request(
+        self, path: str, method: str = "GET", body: str | None = None, **headers: str
+    ) -> http.client.HTTPResponse:
+        """The response to a request whose path is sent as it is."""
+        connection = http.client.HTTPConnection(str(self.host), self.port, timeout=20)
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        if body is not None:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body.encode() if body else None)
+        self.opened.callback(connection.close)
+        return self.opened.enter_context(connection.getresponse())
+
+    def page(self, path: str) -> str:
+        response = self.request(path)
+        assert response.status == 200
+        return response.read().decode()
+
+    def events(self, path: str) -> Iterator[dict]:
+        """The changes of a page, as they come."""
+        response = self.request(path)
+        assert response.getheader("Content-Type", "").startswith("text/event-stream")
+        for line in response:
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+
+
+@pytest.fixture
+def client(write: Write, tmp_path: Path, fast: None) -> Iterator[Client]:
+    """Two runs of a comparison."""
+    write("runs/five/dispfl/seed-0", [[0.5, 0.6]])
+    write("runs/five/local/seed-0", [[0.4, 0.5]], rounds=3, method={"name": "local"})
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as opened:
+            yield opened
+
+
+def test_the_list_links_to_reports_of_runs_and_comparisons(client: Client) -> None:
+    html = client.page("/")
+    assert 'href="/page/runs/five/dispfl/seed-0"' in html
+    assert 'href="/page/runs/five"' in html
+    assert "finished" in html
+    assert "stopped" in html
+    assert "<h1>Dis-PFL</h1>" in client.page("/page/runs/five/dispfl/seed-0")
+    assert "Dis-PFL and Local</h1>" in client.page("/page/runs/five")
+
+
+def test_a_finished_round_is_sent_without_what_has_not_changed(
+    client: Client, tmp_path: Path
+) -> None:
+    html = client.page("/page/runs/five/local/seed-0")
+    [address] = [part.split('"')[1] for part in html.split("data-events=")[1:]]
+    events = client.events(address)
+    metrics = tmp_path / "runs/five/local/seed-0/metrics.jsonl"
+    record = json.loads(metrics.read_text())
+    with metrics.open("a") as file:
+        file.write(json.dumps(record | {"round": 1}) + "\n")
+    changed = next(events)
+    assert "2 of 3 rounds finished" in changed["changed"]["now"]
+    assert "labels" in changed["order"]
+    assert "labels" not in changed["changed"]  # no label is learned anew in a round
+
+
+def test_a_reader_of_a_deleted_run_is_told_so(client: Client, tmp_path: Path) -> None:
+    response = client.request("/events/runs/five/dispfl/seed-0")
+    assert response.readline() == b"event: parts\n"
+    shutil.rmtree(tmp_path / "runs/five/dispfl")
+    assert b"event: gone\n" in list(response)
+    assert client.request("/page/runs/five/dispfl/seed-0").status == 404
+    assert "seed-0" in client.page("/")  # of local
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
+def test_a_web_site_that_points_its_name_here_gets_nothing(client: Client, host: str) -> None:
+    for path in ("/", "/page/runs/five", "/events/"):
+        response = client.request(path, Host=host)
+        assert response.status == 403
+        assert b"Dis-PFL" not in response.read()
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:9999", "127.0.0.1", "[::1]:80"])
+def test_this_machine_is_answered_under_its_own_names(client: Client, host: str) -> None:
+    assert client.request("/", Host=host).status == 200  # also through a tunnel's port
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../../../../etc/passwd",
+        "/page/%2e%2e/%2e%2e/etc/passwd",
+        "/page//etc/passwd",
+        "/page/runs/five/..",
+        "/page/runs/five/dispfl/seed-0/config.toml",
+        "/page/runs%00",
+        "/etc/passwd",
+        "/static/page.js",
+    ],
+)
+def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
+    response = client.request(path)
+    assert response.status in (400, 404)
+    assert b"seed = 0" not in response.read()
+
+
+def test_nothing_can_be_changed_and_nothing_runs_but_our_script(client: Client) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert client.request("/", method).status == 405
+    response = client.request("/")
+    policy = response.getheader("Content-Security-Policy", "")
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert response.getheader("Access-Control-Allow-Origin") is None
+
+
+def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
+    write: Write, tmp_path: Path, fast: None
+) -> None:
+    write(f"runs/{EVIL.replace('/', '_')}", [[0.5, 0.6]], method={"name": EVIL})
+    named = write("runs/named", [[0.5, 0.6]], rounds=3, method={"name": EVIL})
+    content = {"round": 1, "began": 1e300, "finished": [EVIL], "error": EVIL}
+    (named / ".progress.json").write_text(json.dumps(content))
+    os.mkfifo(write("runs/pipe", [[0.5]], rounds=2) / "summary.json")
+    os.mkfifo(write("runs/lock", [[0.5]], rounds=2) / ".lock")
+    (write("runs/link", [[0.5]]) / "summary.json").unlink()
+    (tmp_path / "runs/link/summary.json").symlink_to("/etc/passwd")
+    deep = "[" * 100_000
+    (write("runs/deep", [[0.5]]) / "metrics.jsonl").write_text(deep)
+    (tmp_path / "runs/deep/summary.json").write_text(deep)
+    many = write("runs/many", [[0.5]])
+    (many / "config.toml").write_text(
+        'seed = 0\nrounds = 1\npeers = 10000000000\n[method]\nname="a"'
+    )
+    write("runs/good", [[0.5, 0.6]])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            pages = [client.page("/")]
+            for link in {part.split('"')[0] for part in pages[0].split('href="/page/')[1:]}:
+                pages.append(client.page(f"/page/{link.replace('&#39;', '%27')}"))
+    assert len(pages) == 10  # the list, eight runs of their own and all of them together
+    for html in pages:
+        assert html.count("<script") == 1
+        assert str(page_script()) in html
+        assert 'onload="x' not in html
+        assert "root:" not in html
+    assert "&lt;script&gt;alert" in pages[0]
+
+
+def test_beyond_this_machine_a_token_is_asked_for(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
+    write("runs/a", [[0.5, 0.6]])
+    monkeypatch.setattr(background, "DEFAULT_HOST", "0.0.0.0")
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        assert place.token
+        with Client(place.address.replace("0.0.0.0", "127.0.0.1")) as client:
+            for path in ("/", "/page/runs/a", "/events/", "/?token=wrong"):
+                response = client.request(path)
+                assert response.status == 401
+                assert b"runs/a" not in response.read()
+            form = {"Content_Type": "application/x-www-form-urlencoded"}
+            assert client.request("/token", "POST", "token=wrong", **form).status == 401
+            admitted = [
+                client.request("/token", "POST", f"token={place.token}", **form),
+                client.request(f"/?token={place.token}"),
+            ]
+            for response in admitted:
+                assert response.status == 303
+                cookie = response.getheader("Set-Cookie", "")
+                assert "HttpOnly" in cookie
+                assert "SameSite=Strict" in cookie
+                assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
+            assert client.request("/", Host="evil.example").status == 403
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    import asyncio
+
+    from dispfl.view.pages import RunPages
+
+    async def serve(port: int) -> None:
+        async with server.serving(RunPages([]), "127.0.0.1", port):
+            pass
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with refused(ConfigError, key="--listen"):
+            asyncio.run(serve(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize("text", ["8000", "localhost", "host:port", "a/b:1", "", "me@host:1"])
+def test_an_address_is_a_host_and_a_port(text: str) -> None:
+    with refused(ConfigError, key="--listen"):
+        parse_listen(text)
+
+
+def test_an_address_with_brackets_is_ipv6() -> None:
+    assert parse_listen("[::1]:8000") == ("::1", 8000)
