@@ -200,8 +200,8 @@ class RunSettings(Settings):
                 content[key]["name"] = registry.name_of(getattr(self, key))
         if not content.get("network"):  # without a clock
             content.pop("network", None)
-        if content["method"].get("density") != FIT:
-            content.pop("fit", None)
+        if getattr(self, "fit", None) == Fit():
+            content.pop("fit")
         return content
 
     def make_task(self, folder: Path | None = None) -> Task:
