@@ -1,6 +1,7 @@
 """Shared fixtures: tiny peers, and their rounds in this process. A round takes a few
 milliseconds."""
 
+import gc
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return places.get(folder_or_file, len(places))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, which runs ask for often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
