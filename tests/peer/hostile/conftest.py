@@ -32,7 +32,7 @@ from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.topology import peer_names
 
-PEERS, ROUNDS = 4, 60
+PEERS, ROUNDS = 4, 20
 SETTINGS = [
     f"peers={PEERS}",
     f"rounds={ROUNDS}",
@@ -86,6 +86,7 @@ class AttackedFederation:
     sites: dict[str, Site]
     guests: dict[str, Site]
     settings: Sequence[str]
+    rounds: int = ROUNDS
 
     def status(self, peer: str) -> dict[str, Any]:
         """The status of a peer, at most half a second old."""
