@@ -32,7 +32,7 @@ from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.topology import peer_names
 
-PEERS, ROUNDS = 4, 20
+PEERS, ROUNDS = 4, 60
 SETTINGS = [
     f"peers={PEERS}",
     f"rounds={ROUNDS}",
