@@ -76,6 +76,8 @@ class World:
         program, *words = shlex.split(command)
         if program in ("mkdir", "cp"):
             subprocess.run([program, *words], cwd=self.folder / person, check=True)
+            if program == "cp":
+                self.wait_for_members(person, count=len(words) - 1)
             return
         assert program == "dispfl"
         if words[0] == "relay":
@@ -97,6 +99,11 @@ class World:
         log = self.folder / person / "log.txt"
         until(lambda: "listening" in log.read_text(), log.read_text, pause=0.05)
         [self.relay_address] = re.findall(r"Sites reach this relay at: (\S+)", log.read_text())
+
+    def wait_for_members(self, person: str, count: int) -> None:
+        """Wait until the relay has read the invites, which it does every two seconds."""
+        log = self.folder / person / "log.txt"
+        until(lambda: f" members={count}" in log.read_text(), log.read_text, pause=0.05)
 
     def start(self, person: str, words: list[str]) -> ForkedProgram:
         folder = self.folder / person
