@@ -13,7 +13,10 @@ BENCHMARKS = round_loop naive gossip_average robust_average prune_and_regrow pac
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
 
-# Three files run at the same time, because many tests wait for real processes; in the order of pyproject.toml: the longest first.
+# Tests start hundreds of processes: compile the modules for them once, and not in each, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Three files run at the same time, because many tests wait for real processes; the longest first (tests/conftest.py).
 test: $(VENV)/.installed
 	$(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 

@@ -1,9 +1,11 @@
 """Shared fixtures: tiny peers, and their rounds in this process. A round takes a few
 milliseconds."""
 
+import gc
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,27 @@ from dispfl.testing.rounds import bits as state_bits
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
+
+LONGEST_FIRST = ("peer", "engines", "cli", "runs", "test_plugins.py", "test_docs.py", "export")
+"""Folders and files in tests/ that take longest begin first, so that no core is idle at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by `LONGEST_FIRST`; pytest collects a folder once, wherever `testpaths` names it."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder_or_file = item.path.relative_to(here).parts[0]
+        return places.get(folder_or_file, len(places))
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, which runs ask for often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

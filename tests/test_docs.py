@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_program import ForkedProgram
 from typer.testing import CliRunner
 
 from dispfl.cli import app, prompts
@@ -28,9 +28,7 @@ from dispfl.wire.refusals import Refusal
 DOCS = Path(__file__).parent.parent / "docs"
 EXTEND = (DOCS / "extend.md").read_text()
 DEPLOY = (DOCS / "deploy.md").read_text()
-DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
 QUICK = ["peers=2", "rounds=1", "model=mlp", "train.epochs=1", "partition.samples_per_peer=20"]
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def extension_blocks(language: str) -> list[str]:
@@ -145,7 +143,7 @@ class Walk:
     one."""
 
     folder: Path
-    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    running: dict[str, ForkedProgram] = field(default_factory=dict)
 
     def follow(self, typed: Typed) -> None:
         """Type one command and compare."""
@@ -164,11 +162,7 @@ class Walk:
             return
         assert program == "dispfl"
         if words[:2] == ["peer", "run"]:
-            with (here / "log.txt").open("w") as log:
-                started = subprocess.Popen(
-                    [*DISPFL, *words], cwd=here, stderr=log, text=True, env=ONE_THREAD
-                )
-            self.running[typed.site] = started
+            self.running[typed.site] = ForkedProgram(words, here, here / "log.txt")
             return
         with contextlib.chdir(here):
             result = CliRunner().invoke(app, words, input="y\n")
@@ -204,7 +198,6 @@ class Walk:
         """Leave nothing running."""
         for process in self.running.values():
             process.kill()
-            process.wait()
 
 
 def blocks(language: str) -> list[str]:

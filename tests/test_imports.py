@@ -12,7 +12,7 @@ import dispfl
 
 PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
-    {"errors", "extras", "files", "settings", "terminal"},
+    {"errors", "extras", "files", "processes", "settings", "terminal"},
     {"core"},
     {"channels", "robust", "privacy", "user_functions", "topology", "methods"},
     {"wire", "data", "models", "clock"},

@@ -112,7 +112,7 @@ def check_answer(dispfl: Dispfl, words: list[str | Path], change: str) -> None:
 def test_a_damaged_run_directory_is_one_sentence(
     command: str, finished: Path, tmp_path: Path, dispfl: Dispfl
 ) -> None:
-    for seed in seeds(30, share=1 / len(COMMANDS)):
+    for seed in seeds(10, share=1 / len(COMMANDS)):
         rng = random.Random(seed)
         run = tmp_path / "run"
         shutil.copytree(finished, run)
@@ -241,7 +241,7 @@ def test_damaged_models_are_one_sentence(
     original = tmp_path / f"original{suffix}"
     assert dispfl("export", finished, "--peer", "1", "--to", original).code == 0
     Image.new("L", (28, 28), 200).save(tmp_path / "image.png")
-    for seed in seeds(30, share=0.1):
+    for seed in seeds(15, share=0.1):
         file = tmp_path / f"mutated{suffix}"
         shutil.copy(original, file)
         mutate(file, random.Random(seed))
@@ -355,10 +355,10 @@ def test_an_endless_model_is_stopped(tmp_path: Path, dispfl: Dispfl) -> None:
     endless_model(tmp_path / "endless.onnx", card)
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     with patience():
-        words = ["predict", tmp_path / "endless.onnx", tmp_path / "image.png", "--timeout", "5"]
+        words = ["predict", tmp_path / "endless.onnx", tmp_path / "image.png", "--timeout", "2"]
         ended = dispfl(*words)
     assert ended.code == 1
-    assert "has not answered for 5 s and was stopped" in ended.err
+    assert "has not answered for 2 s and was stopped" in ended.err
 
 
 def test_a_model_that_ends_its_process_is_one_sentence(

@@ -152,21 +152,27 @@ def test_moments_are_forgotten_after_a_round_unless_they_are_kept(
 STOPPED = 1
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("settings", [*OPTIMIZERS, {"optimizer": "own"}])
-@pytest.mark.parametrize(
-    "method",
-    [
-        DisPFL(),
-        DisPFL(structure="channels"),
-        Ditto(cohort=2),
-        FedAvg(cohort=2),
-        SubFedAvg(cohort=2),
-    ],
-    ids=["dispfl", "channels", "ditto", "fedavg", "subfedavg"],
-)
+STOPPED_METHODS = {
+    "dispfl": DisPFL(),
+    "channels": DisPFL(structure="channels"),
+    "ditto": Ditto(cohort=2),
+    "fedavg": FedAvg(cohort=2),
+    "subfedavg": SubFedAvg(cohort=2),
+}
+MOMENTUM, ADAM, OWN = OPTIMIZERS[0], OPTIMIZERS[2], {"optimizer": "own"}
+STOPPED_CASES = [
+    *(("dispfl", settings, True) for settings in [*OPTIMIZERS, OWN]),
+    *(("channels", settings, True) for settings in (MOMENTUM, ADAM, OWN)),
+    *((name, ADAM, True) for name in ("ditto", "fedavg", "subfedavg")),
+    *((name, MOMENTUM, False) for name in STOPPED_METHODS),
+]
+"""Every optimizer under masks, those with one, two and unknown moments under channels, and every
+method with and without moments that are kept."""
+
+
+@pytest.mark.parametrize(("name", "settings", "keep"), STOPPED_CASES)
 def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
-    method: Method, settings: dict[str, Any], keep: bool, points: Callable[..., Any], tmp_path: Path
+    name: str, settings: dict[str, Any], keep: bool, points: Callable[..., Any], tmp_path: Path
 ) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -178,6 +184,7 @@ def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
     own = settings["optimizer"] == "own"
     train = Train(epochs=2, batch_size=8, keep_moments=keep, **({} if own else settings))
     peers = [(points(20, k), points(10, 100 + k)) for k in range(3)]
+    method = STOPPED_METHODS[name]
     optimizer = rmsprop if own else None
     federation = Federation(
         model, peers, method, Full(), train=train, optimizer=optimizer, workers=1, rounds=4

@@ -88,20 +88,19 @@ def a_context(experiment: Experiment) -> RunContext:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["wire.values=int8", "wire.coding=zstd"],
         [
             "method.structure=channels",
             "method.density=[0.3,0.8]",
             "wire.values=int8",
             "wire.coding=zstd",
         ],
-        ["memory_format=channels_last", "model=cnn"],
         ["method=fedfomo", "topology.offline_prob=0.2"],
-        ["method=own_methods:PushSum", "method.private=head", "wire.coding=zstd"],
         ["method=own_methods:Prototypes", "wire.values=int8"],
         ["method=fedavg-ft", "method.private=head", "method.cohort=3", "wire.coding=zstd"],
         ["method=dfedpgp", "topology.offline_prob=0.2", "wire.values=int8"],
         [
+            "memory_format=channels_last",
+            "model=cnn",
             "attack=noise",
             "byzantine=0.2",
             "method.robust=clip",

@@ -195,38 +195,43 @@ def test_rows_are_shown_by_file_and_line_and_as_json(model: Path, tmp_path: Path
     assert all({guess["class"] for guess in one["top"]} == {"ill", "well"} for one in printed)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            "age,diagnosis\n50,ill\n",
-            "FILE has no column 'pressure', which the model requires; add it.",
-        ),
-        (
-            "age,pressure,sex\n50,1,M\n",
-            "FILE has a column 'sex', which the model does not know; remove it.",
-        ),
-        (
-            "age,pressure\n50,\n",
-            "FILE, line 2, column pressure: the value is missing; fill it in or remove the line",
-        ),
-        (None, "The table FILE does not exist."),
-    ],
-)
-def test_a_table_with_other_columns_is_refused_with_exit_code_1(
-    model: Path, tmp_path: Path, text: str | None, sentence: str
+REFUSED_TABLES = {
+    "incomplete": (
+        "age,diagnosis\n50,ill\n",
+        "FILE has no column 'pressure', which the model requires; add it.",
+    ),
+    "unknown": (
+        "age,pressure,sex\n50,1,M\n",
+        "FILE has a column 'sex', which the model does not know; remove it.",
+    ),
+    "empty": (
+        "age,pressure\n50,\n",
+        "FILE, line 2, column pressure: the value is missing; fill it in or remove the line",
+    ),
+    "absent": (None, "The table FILE does not exist."),
+}
+"""By name: the content of a table, and what is said of it."""
+
+
+def test_tables_with_other_columns_are_refused_with_exit_code_1(
+    model: Path, tmp_path: Path
 ) -> None:
-    path, good = tmp_path / "rows.csv", write(tmp_path / "good.csv", ROWS[:2])
-    if text is not None:
-        path.write_text(text)
-    result = dispfl("predict", model, path, good)
+    good = write(tmp_path / "good.csv", ROWS[:2])
+    paths = {name: tmp_path / f"{name}.csv" for name in REFUSED_TABLES}
+    for name, (text, _) in REFUSED_TABLES.items():
+        if text is not None:
+            paths[name].write_text(text)
+    result = dispfl("predict", model, *paths.values(), good)
     assert result.exit_code == 1
-    assert result.stderr.replace(str(path), "FILE").startswith(f"dispfl: {sentence}")
+    lines = result.stderr.splitlines()
+    for (_, sentence), path, line in zip(
+        REFUSED_TABLES.values(), paths.values(), lines, strict=True
+    ):
+        assert line.replace(str(path), "FILE").startswith(f"dispfl: {sentence}")
     assert f"{good}:3" in result.stdout  # the other table is predicted all the same
-    assert json.loads(dispfl("predict", model, path, good, "--json").stdout)[0].keys() == {
-        "table",
-        "problem",
-    }
+    printed = json.loads(dispfl("predict", model, *paths.values(), good, "--json").stdout)
+    for answer in printed[: len(paths)]:
+        assert answer.keys() == {"table", "problem"}
 
 
 def test_columns_that_were_not_standardized_are_not_scaled(

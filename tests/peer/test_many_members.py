@@ -18,7 +18,7 @@ from dispfl.peer.member_sync import MAX_GREETED
 from dispfl.testing.memory_transport import Delivery
 from dispfl.testing.virtual_time import run
 
-MEMBERS = int(os.environ.get("DISPFL_MEMBERS", "100"))
+MEMBERS = int(os.environ.get("DISPFL_MEMBERS", "70"))
 SOME = MEMBERS // 20
 """Members that join late; as many leave, and as many are revoked."""
 

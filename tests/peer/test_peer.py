@@ -1,7 +1,5 @@
 """A site from Python: two sites over real sockets, and a node in a process of its own."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_program import ForkedProgram
 from messages import refused
 from tables import small_table
 
@@ -38,20 +37,19 @@ def make_peer(tmp_path: Path) -> MakePeer:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., ForkedProgram]]:
     """`start(peer)`: run a site's node in a process of its own."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[ForkedProgram] = []
 
-    def start(peer: Peer, alone: bool = True) -> subprocess.Popen[bytes]:
-        code = f"from dispfl import Peer; Peer.open({str(peer.folder)!r}).run(alone={alone})"
-        process = subprocess.Popen([sys.executable, "-c", code])
+    def start(peer: Peer, *options: str) -> ForkedProgram:
+        words = ["peer", "run", str(peer.folder), *options]
+        process = ForkedProgram(words, tmp_path, tmp_path / "log.txt")
         started.append(process)
         return process
 
     yield start
     for process in started:
         process.kill()
-        process.wait()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -62,7 +60,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_two_sites_train_together_and_one_exports_its_model(
-    make_peer: MakePeer, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+    make_peer: MakePeer, start: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
     alice, bob = make_peer("alice"), make_peer("bob")
     assert alice.accept(bob.invite()).state == "pending"
@@ -70,7 +68,7 @@ def test_two_sites_train_together_and_one_exports_its_model(
     assert bob.accept(alice.invite(), alice.fingerprint).state == "accepted"
     assert (alice.status().state, alice.status().running) == ("not started", False)
 
-    process = start(bob, alone=False)
+    process = start(bob)
     runs = []
     node = threading.Thread(target=lambda: runs.append(alice.run()))  # not the main thread
     node.start()
@@ -92,10 +90,10 @@ def test_two_sites_train_together_and_one_exports_its_model(
 
 
 def test_stop_ends_a_node_in_another_process_and_it_resumes(
-    make_peer: MakePeer, start: Callable[..., subprocess.Popen[bytes]]
+    make_peer: MakePeer, start: Callable[..., ForkedProgram]
 ) -> None:
     alice = make_peer("alice", rounds=100_000)
-    process = start(alice)
+    process = start(alice, "--alone")
     wait_until(lambda: alice.status().round >= 2)
     assert alice.status().running
 
@@ -106,7 +104,7 @@ def test_stop_ends_a_node_in_another_process_and_it_resumes(
     assert (stopped.state, stopped.running) == ("stopped", False)
     assert not alice.stop()  # it does not run
 
-    start(alice)
+    start(alice, "--alone")
     wait_until(lambda: alice.status().running and alice.status().round > stopped.round)
     assert alice.stop(timeout=PATIENCE)
 

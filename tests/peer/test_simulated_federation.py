@@ -3,7 +3,6 @@ whatever members and operators may do (site_world.py).
 """
 
 import itertools
-import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -20,6 +19,7 @@ from simulated_world import (
 )
 from site_world import check_sites
 
+from dispfl.processes import training_processes
 from dispfl.round.exchange import agreed_choices, choices_of, exchange_graph, round_senders
 
 CORES = os.cpu_count() or 1
@@ -31,9 +31,8 @@ def failures(
     """Check seeds on all cores; return the exceptions by seed. `make fuzz` checks more of them."""
     running: dict[Future[str], int] = {}
     failed = {}
-    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(
-        mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+        mp_context=training_processes(), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         for seed in itertools.chain(fuzz.seeds(least, share), [None]):
             if seed is not None:
@@ -55,18 +54,18 @@ def shown(failed: dict[int, BaseException]) -> str:
 def test_all_peers_finish_and_never_mix_rounds_or_count_a_model_twice() -> None:
     """Also: finite weights, exact densities, no round beyond twice its deadline, fast recovery
     after a restart."""
-    failed = failures(check, 10, 0.5)
+    failed = failures(check, 5, 0.5)
     assert not failed, shown(failed)
 
 
 def test_peers_that_choose_each_other_never_receive_more_models_than_the_degree() -> None:
     """Also: all of the above. Those that choose each other negotiate in every round."""
-    failed = failures(check_choices, 6, 0.25)
+    failed = failures(check_choices, 3, 0.25)
     assert not failed, shown(failed)
 
 
 def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
-    failed = failures(check_sites, 20, 0.5)
+    failed = failures(check_sites, 10, 0.5)
     assert not failed, shown(failed)
 
 
@@ -92,7 +91,7 @@ def test_without_faults_peers_that_choose_each_other_hear_whom_the_simulator_say
 
 
 def test_without_faults_every_peer_hears_every_neighbour_in_every_round() -> None:
-    for seed in range(3):
+    for seed in range(2):
         world = simulate(seed, faulty=False, delivery_model=reliable)
         for name, store in world.stores.items():
             assert store.rounds == list(range(ROUNDS))

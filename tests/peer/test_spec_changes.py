@@ -3,12 +3,11 @@
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_program import ForkedProgram
 from program import Dispfl, dispfl
 from site_world import HOSTILE, LIMIT, ROUNDS, SiteWorld, time_of
 
@@ -25,7 +24,6 @@ from dispfl.testing.virtual_time import run
 
 __all__ = ["dispfl"]  # a fixture
 
-PROGRAM = "from dispfl.cli import main; main()"
 PATIENCE = 240.0
 """Seconds after which a process is stuck, generous for a loaded machine."""
 
@@ -151,44 +149,33 @@ def make_sites(folder: Path, *names: str) -> dict[str, Peer]:
     return peers
 
 
-def command(*words: str | Path, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "peer", *map(str, words)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def output_of(*words: str | Path, folder: Path) -> str:
-    process = command(*words, folder=folder)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    return out
-
-
 def run_all(names: list[str], folder: Path) -> None:
-    processes = {name: command("run", name, folder=folder) for name in names}
-    for name, process in processes.items():
-        _, log = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, (name, log)
+    nodes = [ForkedProgram(["peer", "run", name], folder, folder / f"{name}.log") for name in names]
+    for node in nodes:
+        code = node.wait(PATIENCE)
+        node.kill()
+        assert code == 0, node.log.read_text()
 
 
 def test_a_finished_federation_continues_after_every_operator_has_confirmed_more_rounds(
-    tmp_path: Path,
+    tmp_path: Path, dispfl: Dispfl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def output_of(*words: str) -> str:
+        ended = dispfl("peer", *words)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    monkeypatch.chdir(tmp_path)
     names = ["alice", "bob", "carol"]
     make_sites(tmp_path, *names)
     run_all(names, tmp_path)
 
-    output_of("spec", "propose", "alice", "rounds=6", "train.lr=0.01", "--from-round", "3",
-              "--out", "more.json", folder=tmp_path)  # fmt: skip
-    output_of("spec", "confirm", "bob", "more.json", folder=tmp_path)
-    assert "not yet by carol" in output_of("spec", "show", "bob", folder=tmp_path).replace(
-        "alice, ", ""
-    )
-    output_of("spec", "confirm", "carol", "more.json", folder=tmp_path)
+    changes = ["rounds=6", "train.lr=0.01", "--from-round", "3"]
+    output_of("spec", "propose", "alice", *changes, "--out", "more.json")
+    output_of("spec", "confirm", "bob", "more.json")
+    shown_to_bob = output_of("spec", "show", "bob")
+    assert "not yet by carol" in shown_to_bob.replace("alice, ", "")
+    output_of("spec", "confirm", "carol", "more.json")
     run_all(names, tmp_path)
 
     for name in names:
@@ -199,7 +186,7 @@ def test_a_finished_federation_continues_after_every_operator_has_confirmed_more
         config = read_config(run_folder)
         assert config["rounds"] == 6
         assert config["train"]["lr"] == 0.01
-        shown = json.loads(output_of("spec", "show", name, "--json", folder=tmp_path))
+        shown = json.loads(output_of("spec", "show", name, "--json"))
         assert shown["version"] == 2
         assert shown["settings"]["rounds"] == 6
 

@@ -95,8 +95,13 @@ def test_models_that_are_really_encoded_give_the_same_run(
         }
 
 
-@pytest.mark.parametrize("values", ["float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, "int8") for name in sorted(METHODS)),
+        *((name, values) for name in ("dispfl", "fedavg") for values in ("float16", "bfloat16")),
+    ],
+)
 def test_every_method_runs_with_narrow_values_and_smaller_messages(
     make_context: MakeContext, run_all: RunAll, name: str, values: str
 ) -> None:

@@ -7,12 +7,11 @@ import asyncio
 import contextlib
 import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.peer.transport.http import Limits
+from dispfl.processes import training_processes
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import RunDirectory, read_config, write_split
@@ -160,9 +160,8 @@ class Peers:
         self.proxies: dict[str, str] = {}
         """By peer: its HTTPS_PROXY, if it has one."""
         self._pace, self._namespaces = deadlines, namespaces or {}
-        self._processes: dict[str, ForkServerProcess] = {}
-        self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local_federation"])
+        self._processes: dict[str, BaseProcess] = {}
+        self._server = training_processes()
 
     def start(self, *names: str) -> None:
         """Start or restart peers."""

@@ -254,9 +254,13 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     """
     forward = inputs.forward
     layout = inputs.layout
+    tensor_bytes = total_bytes(inputs.context.tensors)
     kept_counts = {}
+    message_bytes = {}
     for density in sorted(set(inputs.densities.values())):
         kept_counts[density] = inputs.method.kept_counts(layout, density)
+        sent = sum(inputs.method.sent_counts(layout, density))
+        message_bytes[density] = BYTES_PER_VALUE * sent + tensor_bytes
 
     members: dict[tuple[str, float], list[str]] = {}
     for peer, density in inputs.densities.items():
@@ -270,12 +274,9 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         groups.append(GroupCost(density, len(peers), sum(counts), flops, name))
 
     messages = []
-    tensor_bytes = total_bytes(inputs.context.tensors)
     for sender, receiver in links(inputs.context):
-        peer = _peer_of_link(sender, receiver)
-        sent_counts = inputs.method.sent_counts(layout, inputs.densities[peer])
-        size = BYTES_PER_VALUE * sum(sent_counts) + tensor_bytes
-        messages.append(MessageCost(sender, receiver, size, 0))
+        density = inputs.densities[_peer_of_link(sender, receiver)]
+        messages.append(MessageCost(sender, receiver, message_bytes[density], 0))
     ledger = Ledger.of(messages)
     return RoundCosts(
         parameters=layout.size,

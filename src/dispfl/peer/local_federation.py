@@ -13,12 +13,10 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from dispfl.peer.setup.spec import DataSchema
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.store import PeerStore, report_of, rounds_of
+from dispfl.processes import training_processes
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, RunData, StepResult
 from dispfl.round.round import Round
@@ -190,11 +189,7 @@ def setup_of_peer(out: Path, name: str) -> LocalSetup:
 
 @dataclass
 class PeerProcesses:
-    """The processes of the peers.
-
-    They are forked from a server that has imported torch, which takes a core several seconds, once,
-    and share its memory. Where torch does not support that, each imports it by itself.
-    """
+    """The processes of the peers."""
 
     out: Path
     names: Sequence[str]
@@ -203,10 +198,7 @@ class PeerProcesses:
 
     def __post_init__(self) -> None:
         self.running: dict[str, BaseProcess] = {}
-        self._context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
-        if sys.platform == "linux":
-            self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload([__name__])
+        self._context = training_processes()
 
     def start(self, name: str) -> None:
         """Start or restart a peer, which logs to its site's folder and ends with this process."""

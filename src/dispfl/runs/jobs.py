@@ -7,7 +7,6 @@ pipe of its own, because a killed process may leave a shared queue locked.
 
 import contextlib
 import logging
-import multiprocessing
 import signal
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from dispfl.config import compose
 from dispfl.errors import ConfigError, DispflError, RunError
+from dispfl.processes import training_processes
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState, run_missing
 from dispfl.runs.loop import RunObserver
 
@@ -87,7 +87,7 @@ class _Processes:
         """An error that ended one of them."""
 
     def start(self, orders: Sequence[Order], track: str | None) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        context = training_processes()
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(sender, orders, track))
         process.start()

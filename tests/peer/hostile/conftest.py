@@ -86,6 +86,7 @@ class AttackedFederation:
     sites: dict[str, Site]
     guests: dict[str, Site]
     settings: Sequence[str]
+    rounds: int = ROUNDS
 
     def status(self, peer: str) -> dict[str, Any]:
         """The status of a peer, at most half a second old."""

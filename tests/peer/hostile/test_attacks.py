@@ -143,8 +143,8 @@ def test_an_invalid_round_is_refused_and_a_future_round_must_wait(
 ) -> None:
     async def scenario() -> None:
         async with attacked.guest("mistimed") as guest:
-            early = asyncio.create_task(guest.request("000", attacked.model(59)))
-            for wrong in (-1, 60, 10**30):
+            early = asyncio.create_task(guest.request("000", attacked.model(attacked.rounds - 1)))
+            for wrong in (-1, attacked.rounds, 10**30):
                 assert await refusal(guest.request("000", attacked.model(wrong))) == "no-such-round"
             for malformed in ("0", True, None, 0.0):
                 assert await refusal(guest.request("000", attacked.model(malformed))) == "malformed"

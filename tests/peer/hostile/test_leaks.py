@@ -21,9 +21,9 @@ from dispfl.peer.state.store import rounds_of
 from dispfl.peer.transport.http import Limits
 from dispfl.topology import peer_names
 
-PEERS, ROUNDS, EARLY = (32, 10_000, 5) if fuzz.SECONDS else (8, 20, 5)
+PEERS, ROUNDS, EARLY = (32, 10_000, 5) if fuzz.SECONDS else (6, 20, 5)
 """`make fuzz` runs more peers, for as many rounds as there is time for."""
-SETTINGS = ["topology=random", "topology.degree=4", "model=mlp", "train.epochs=10", "workers=1"]
+SETTINGS = ["topology=random", "topology.degree=4", "model=mlp", "train.epochs=5", "workers=1"]
 SIZES = [
     "partition.samples_per_peer=40",
     "partition.test_samples_per_peer=20",

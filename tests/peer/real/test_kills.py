@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from real_peers import TINY, Peers
+from slow_network import SLOW
 
 from dispfl.config import compose
 from dispfl.peer.deadlines import Deadlines
@@ -125,11 +126,11 @@ def test_the_others_finish_every_round_whenever_a_peer_is_killed(
 ) -> None:
     settings = [
         *TINY,
+        *SLOW,
         "topology=random",
         f"topology.degree={DEGREE}",
         f"peers={PEERS}",
         f"rounds={ROUNDS}",
-        "train.epochs=60",
     ]
     peers = federation(compose({}, settings), Deadlines(min=2.5, startup=30.0))
     scenario = Scenario(peers)

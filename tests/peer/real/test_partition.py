@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from real_peers import TINY, Peers
+from slow_network import SLOW
 
 from dispfl.config import compose
 from dispfl.peer.deadlines import Deadlines
@@ -90,7 +91,7 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
         for place, name in enumerate(SIDES[side])
     }
     peers = federation(
-        compose({}, [*TINY, "topology=full", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]),
+        compose({}, [*TINY, *SLOW, "topology=full", "peers=8", f"rounds={ROUNDS}"]),
         Deadlines(min=2.5, startup=120.0),
         addresses={name: (address, address) for name, address in where.items()},
         namespaces={name: cable.namespaces[side] for side in (0, 1) for name in SIDES[side]},
@@ -134,7 +135,7 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
 def test_a_site_whose_link_is_down_waits_and_joins_the_round_of_the_others_afterwards(
     federation: Callable[..., Peers], cable: Cable
 ) -> None:
-    rounds = 150
+    rounds = 100
     names = peer_names(4)
     cut_off, others = names[3], names[:3]
     side = {name: int(name == cut_off) for name in names}
@@ -142,7 +143,7 @@ def test_a_site_whose_link_is_down_waits_and_joins_the_round_of_the_others_after
         name: f"{cable.addresses[side[name]]}:{4100 + place}" for place, name in enumerate(names)
     }
     peers = federation(
-        compose({}, [*TINY, "topology=full", "peers=4", f"rounds={rounds}", "train.epochs=15"]),
+        compose({}, [*TINY, *SLOW, "topology=full", "peers=4", f"rounds={rounds}"]),
         Deadlines(min=2.5, startup=120.0),
         addresses={name: (address, address) for name, address in where.items()},
         namespaces={name: cable.namespaces[side[name]] for name in names},

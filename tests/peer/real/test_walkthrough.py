@@ -1,9 +1,11 @@
 """Five sites from nothing to a running federation, by exactly the commands of the documentation.
 
-Each command is a process of its own, and so is each node. Operators have folders of their own,
-files reach the others by mail, and a fingerprint is confirmed if its owner has read it out before.
+Each node is a process of its own, and so is the relay; all other commands run in this one, on a
+terminal. Operators have folders of their own, files reach the others by mail, and a fingerprint is
+confirmed if its owner has read it out before.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -15,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from forked_program import ForkedProgram
+from program import Dispfl, dispfl
 from real_peers import until
 
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.state.store import rounds_of
 
+__all__ = ["dispfl"]  # a fixture
 DEPLOY = (Path(__file__).parents[3] / "docs/deploy.md").read_text()
-DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
 SITES = ("alice", "bob", "carol", "dave", "erin")
 ADMINISTRATORS = ("ann", "ben", "cat")
 RELAY = "relay"
@@ -52,12 +56,13 @@ class World:
     """The operators and administrators, each with a folder."""
 
     folder: Path
+    dispfl: Dispfl
     ports: dict[str, int] = field(default_factory=dict)
     shown: str = ""
     """Everything that was printed."""
     read_out: str = ""
     """Everything that was printed where it was created, without spaces: fingerprints among it."""
-    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    nodes: dict[str, ForkedProgram] = field(default_factory=dict)
     relay_address: str = ""
     """What the relay has printed."""
 
@@ -72,6 +77,8 @@ class World:
         program, *words = shlex.split(command)
         if program in ("mkdir", "cp"):
             subprocess.run([program, *words], cwd=self.folder / person, check=True)
+            if program == "cp":
+                self.wait_for_members(person, count=len(words) - 1)
             return
         assert program == "dispfl"
         if words[0] == "relay":
@@ -94,32 +101,29 @@ class World:
         until(lambda: "listening" in log.read_text(), log.read_text, pause=0.05)
         [self.relay_address] = re.findall(r"Sites reach this relay at: (\S+)", log.read_text())
 
-    def start(self, person: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def wait_for_members(self, person: str, count: int) -> None:
+        """Wait until the relay has read the invites, which it does every two seconds."""
+        log = self.folder / person / "log.txt"
+        until(lambda: f" members={count}" in log.read_text(), log.read_text, pause=0.05)
+
+    def start(self, person: str, words: list[str]) -> ForkedProgram:
         folder = self.folder / person
-        with (folder / "log.txt").open("wb") as log:
-            return subprocess.Popen(
-                [*DISPFL, *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        return ForkedProgram(words, folder, folder / "log.txt")
 
     def answer(self, person: str, words: list[str]) -> str:
         """Run a command on a terminal, and answer its question with yes if every fingerprint that
         it shows was read out before."""
         terminal, slave = os.openpty()
+        stdin = sys.stdin
         try:
-            process = subprocess.Popen(
-                [*DISPFL, *words],
-                cwd=self.folder / person,
-                stdin=slave,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            os.write(terminal, b"y\n")
-            output, _ = process.communicate(timeout=PATIENCE)
+            with os.fdopen(slave) as sys.stdin, contextlib.chdir(self.folder / person):
+                os.write(terminal, b"y\n")
+                ended = self.dispfl(*words)
         finally:
-            os.close(slave)
+            sys.stdin = stdin
             os.close(terminal)
-        assert process.returncode == 0, f"{person}$ {shlex.join(words)}\n{output}"
+        output = ended.err + ended.out
+        assert ended.code == 0, f"{person}$ {shlex.join(words)}\n{output}"
         before_answer = output.rpartition("[y/N]")[0]
         for fingerprint in re.findall(r"((?:[0-9a-f]{4} ?){8})", before_answer):
             assert fingerprint.replace(" ", "") in self.read_out, fingerprint
@@ -147,7 +151,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, dispfl: Dispfl) -> Iterator[World]:
     """Everybody with an empty folder, except for the agreed settings and each site's data."""
     for person in (*SITES, *ADMINISTRATORS):
         (tmp_path / person).mkdir()
@@ -155,11 +159,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         (tmp_path / person / "federation.toml").write_text(FEDERATION)
     for person in SITES:
         (tmp_path / person / "patients.csv").write_text(TABLE)
-    world = World(tmp_path, dict(zip(SITES, free_ports(5), strict=True)))
+    world = World(tmp_path, dispfl, dict(zip(SITES, free_ports(5), strict=True)))
     yield world
     for node in world.nodes.values():
         node.kill()
-        node.wait()
 
 
 def commands(beginning: str, end: str) -> list[tuple[str, str]]:
