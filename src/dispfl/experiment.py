@@ -23,6 +23,7 @@ from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from
 from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
+from dispfl.core.staleness import Schedule, Staleness
 from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
@@ -31,7 +32,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import Method, has_density_groups
+from dispfl.methods.base import Method, check_async, has_density_groups
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
@@ -87,11 +88,15 @@ class RunSettings(Settings):
     memory_format: MemoryFormat = "contiguous"
     """channels_last: activations of images have their channels last in memory, which is faster for
     some networks; weights, messages and files stay row-major."""
+    schedule: Schedule = "sync"
+    """sync: in each round a peer waits for the models of its neighbours. async: nobody waits; a
+    peer takes its steps one after another, each with the models that have arrived."""
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular()
     train: Train = Train()
     wire: Wire = Wire()
     privacy: Privacy = Privacy()
+    staleness: Staleness = Staleness()
 
     @field_validator(
         "data", "model", "method", "topology", "partition", mode="before", check_fields=False
@@ -113,6 +118,7 @@ class RunSettings(Settings):
         "train",
         "wire",
         "privacy",
+        "staleness",
         "network",
         "limits",
         "deadlines",
@@ -199,7 +205,14 @@ class RunSettings(Settings):
                 content[key]["name"] = registry.name_of(getattr(self, key))
         if not content.get("network"):  # without a clock
             content.pop("network", None)
+        if not self.is_async:
+            content.pop("staleness")
         return content
+
+    @property
+    def is_async(self) -> bool:
+        """Whether peers do not wait for each other."""
+        return self.schedule == "async"
 
     def make_task(self, folder: Path | None = None) -> Task:
         """Return the loss and the metrics; a user's own ones are imported from the folder."""
@@ -239,6 +252,9 @@ class Simulation(RunSettings):
     """The devices of a clock, dealt to the peers by the seed: hospitals, phones, edge-boards,
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
+    round_hours: float | None = Field(default=None, gt=0)
+    """With schedule=async: the simulated hours of a round, which ends with scores. By default as
+    long as the median device computes in a step."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -365,6 +381,8 @@ class Simulation(RunSettings):
         topology.check(self.peers)
         self.method.densities(self.peers)
         method = self.method.resolved(topology, self.peers)
+        if self.is_async:
+            check_async(method, topology)
         check_byzantine(method, topology, self.peers)
         check_protects(method, topology, self.peers)
         check_mixing_weights(method, topology)
@@ -373,6 +391,7 @@ class Simulation(RunSettings):
 
         self._check_classes()
         self._check_clock()
+        self._check_async_clock()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -422,6 +441,45 @@ class Simulation(RunSettings):
                     "network describes the links of a clock, but there is none; name its devices:"
                     " fleet=phones. To choose the network that is trained, use model=NAME.",
                     key="network",
+                )
+
+    def _check_async_clock(self) -> None:
+        """Refuse peers that do not wait without devices, and what needs common rounds."""
+        if not self.is_async:
+            if self.round_hours is not None:
+                raise ConfigError(
+                    f"round_hours is {self.round_hours:g}, but schedule is sync, where a round lasts"
+                    " as long as its slowest peer; omit it, or use schedule=async.",
+                    key="round_hours",
+                )
+            return
+        has_device = any(device.has_device for device in self.classes.values())
+        if self.fleet is None and not has_device:
+            raise ConfigError(
+                "schedule is async, but there are no devices that differ in speed; name them:"
+                " fleet=phones, or give classes a speed.",
+                key="schedule",
+            )
+        if self.topology.offline_prob:
+            raise ConfigError(
+                f"topology.offline_prob is {self.topology.offline_prob:g}, but with schedule=async"
+                " devices are offline by their classes (on_hours, daily); omit it.",
+                key="topology.offline_prob",
+            )
+        if self.wire.coding != "plain":
+            raise ConfigError(
+                f"wire.coding is {self.wire.coding}, but with schedule=async the size of a message"
+                " must be known before it is compressed; use wire.coding=plain.",
+                key="wire.coding",
+            )
+        unfit = {"memory_limit": None, "vmap_peers": 1, "average_buffers": False}
+        for key, default in unfit.items():
+            value = getattr(self, key)
+            if value != default:
+                raise ConfigError(
+                    f"{key} is {value}, which needs rounds that all peers begin together; omit it,"
+                    " or use schedule=sync.",
+                    key=key,
                 )
 
     def fleet_of(self, roster: Sequence[str]) -> Fleet | None:

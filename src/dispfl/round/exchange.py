@@ -345,6 +345,8 @@ def sent_model(
     context: RunContext, task: PeerTask, sender: str, states: Mapping[str, PeerState]
 ) -> PackedModel:
     """Return the model that a sender, a neighbour or the server, sends for a task."""
+    if task.models is not None:
+        return states[sender].sent[task.models[sender]]
     if task.server is None:
         return published_model(context, states[sender])
     assert isinstance(context.method, ServerMethod)
