@@ -161,7 +161,7 @@ def test_two_fast_and_two_slow_peers_average_what_has_arrived_by_its_staleness(
         for name in ready:
             arrived = {}
             for sender, (model, finished) in inbox[name].items():
-                arrived[sender] = (model, sum(start > finished for start in starts[name]))
+                arrived[sender] = (model, sum(start >= finished for start in starts[name]))
             if not reuse:
                 inbox[name] = {}
             starts[name].append(now)

@@ -12,7 +12,7 @@ What a step computes and what a model's message takes do not depend on what is l
 follow from the fleet alone. They are divided into rounds of equal length, which end with scores.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,8 +185,8 @@ class _AsyncPeer:
         self._federation.events.at(end, partial(self._finish, step))
 
     def _steps_since(self, time: int) -> int:
-        """Return how many of its last steps have begun after a time."""
-        return len(self._starts) - bisect_right(self._starts, time)
+        """Return how many of its last steps have begun since a time."""
+        return len(self._starts) - bisect_left(self._starts, time)
 
     def _finish(self, step: TimedStep, now: int) -> None:
         """Send the new model, in place of copies of the one before that have not left."""
@@ -212,7 +212,7 @@ class _AsyncPeer:
     def _leave(self, now: int) -> None:
         """Give the place of a copy that has left the links to one that waits."""
         self._on_links -= 1
-        self._send(now)
+        self._federation.events.at(now, self._send, last=True)  # a newer model may just be finished
 
     def _arrive(self, receiver: str, model: _Model, now: int) -> None:
         self._on_the_way[model.number] -= 1
