@@ -448,8 +448,8 @@ class Simulation(RunSettings):
         if not self.is_async:
             if self.round_hours is not None:
                 raise ConfigError(
-                    f"round_hours is {self.round_hours:g}, but schedule is sync, where a round lasts"
-                    " as long as its slowest peer; omit it, or use schedule=async.",
+                    f"round_hours is {self.round_hours:g}, but schedule is sync, where a round"
+                    " lasts as long as its slowest peer; omit it, or use schedule=async.",
                     key="round_hours",
                 )
             return

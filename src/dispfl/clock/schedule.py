@@ -231,9 +231,7 @@ class _GossipPeer:
             self.times.computing = self.times.end - now
 
 
-def _server_round(
-    simulation: TimedEvents, work: RoundWork, start: int
-) -> dict[str, PeerTimes]:
+def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[str, PeerTimes]:
     """Return how each peer of the cohort spends a round with a server."""
     downloads = {}
     uploads = {}

@@ -96,7 +96,7 @@ class Report:
         higher_is_better=False,
     )
     steps: int | None = per_peer(
-        "with [`schedule = \"async\"`](../time.md#gossip-that-does-not-wait), how many steps the peer"
+        'with [`schedule = "async"`](../time.md#gossip-that-does-not-wait), how many steps the peer'
         " has finished in the round",
     )
     staleness: float | None = per_peer(

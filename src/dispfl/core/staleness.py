@@ -30,9 +30,7 @@ class Staleness(Settings):
         """Return how much a model counts in an average."""
         return float((1 + staleness) ** -self.exponent)
 
-    def mixing_weights(
-        self, peer: str, staleness: Mapping[str, int]
-    ) -> dict[str, float] | None:
+    def mixing_weights(self, peer: str, staleness: Mapping[str, int]) -> dict[str, float] | None:
         """Return how much each sender's model, and the peer's own, counts; None: all the same."""
         weights = {sender: self.weight(steps) for sender, steps in staleness.items()}
         if all(weight == 1.0 for weight in weights.values()):

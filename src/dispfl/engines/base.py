@@ -31,6 +31,7 @@ from dispfl.round.exchange import (
     exchange_costs,
     request_size,
     requested_mask,
+    sent_in,
     sent_model,
     task_senders,
     with_buffers,
@@ -88,7 +89,7 @@ def fetch_here(
 
     def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
-        t = task.t if task.models is None else task.models[sender]
+        t = sent_in(task, sender)
         delivered = deliver(context, codec, model, mask, sender, task.peer, t)
         if context.simulation.average_buffers:
             return with_buffers(delivered, states[sender].buffers)
@@ -258,19 +259,23 @@ class PeerStates:
             self._stepped.add(task.peer)
         return result.without_state()
 
-    def end_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
-        """End asynchronous round t: save the states, without models that are no longer needed."""
-        for peer, state in list(self.current.items()):
-            self.current[peer] = state = with_needed(state, needed.get(peer, ()))
-            if self.checkpoints is None:
-                continue
+    def save_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """Save the states after asynchronous round t, without models that are not needed later."""
+        if self.checkpoints is None:
+            return
+        for peer, state in self.current.items():
             is_saved = False
             if peer not in self._stepped and self._shares_parts:
                 is_saved = self.checkpoints.keep(peer)
             if not is_saved:
-                self.checkpoints.add(t, peer, StepResult(Report(), state=state))
+                saved_state = with_needed(state, needed.get(peer, ()))
+                self.checkpoints.add(t, peer, StepResult(Report(), state=saved_state))
+
+    def end_steps(self, needed: Mapping[str, Collection[int]]) -> None:
+        """End an asynchronous round: drop the models that are not needed later."""
+        for peer, state in list(self.current.items()):
+            self.current[peer] = with_needed(state, needed.get(peer, ()))
         self._stepped = set()
-        self.current.sort()
         self._rounds += 1
 
     def _note_written(self, rounds: int, path: Path) -> None:

@@ -120,7 +120,8 @@ class InProcess:
 
     def end_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
         """End asynchronous round t."""
-        self._states.end_steps(t, needed)
+        self._states.save_steps(t, needed)
+        self._states.end_steps(needed)
 
     def end_round(self) -> None:
         """End the round."""
@@ -171,9 +172,7 @@ class InProcess:
             wait(running)
             self._stop.clear()
 
-    def _submit_steps(
-        self, ready: ReadySteps, running: dict[Future[StepResult], PeerTask]
-    ) -> bool:
+    def _submit_steps(self, ready: ReadySteps, running: dict[Future[StepResult], PeerTask]) -> bool:
         """Keep the workers busy; return whether any step is running."""
         while len(running) < self._workers:
             task = ready.take()

@@ -1,6 +1,6 @@
 """Which steps of an asynchronous round may begin: those whose models exist already."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 
 from dispfl.round.context import PeerTask
@@ -16,7 +16,7 @@ class ReadySteps:
     may begin, those with the most steps of the same peer after them are first.
     """
 
-    def __init__(self, tasks: Sequence[PeerTask]) -> None:
+    def __init__(self, tasks: Sequence[PeerTask], running: Collection[Step] = ()) -> None:
         self._tasks: dict[Step, PeerTask] = {}
         for task in tasks:
             self._tasks[task.peer, task.t] = task
@@ -36,7 +36,7 @@ class ReadySteps:
             for other in needed:
                 self._dependents.setdefault(other, []).append(step)
         for step, blockers in self._blockers.items():
-            if not blockers:
+            if not blockers and step not in running:
                 heappush(self._ready, (self._priority[step], step))
 
     def take(self) -> PeerTask | None:

@@ -96,7 +96,9 @@ def _task(context: RunContext, timed: TimedRound, step: TimedStep) -> PeerTask:
     )
 
 
-def with_sent(context: RunContext, task: PeerTask, before: PeerState, after: PeerState) -> PeerState:
+def with_sent(
+    context: RunContext, task: PeerTask, before: PeerState, after: PeerState
+) -> PeerState:
     """Return a state with the models that others may still average, the new one among them."""
     sent = dict(before.sent)
     if task.sends:

@@ -354,6 +354,11 @@ def sent_model(
     return checked_part(context, model, "broadcast")
 
 
+def sent_in(task: PeerTask, sender: str) -> int:
+    """Return when a sender's model was made: the round, or the number of its asynchronous step."""
+    return task.t if task.models is None else task.models[sender]
+
+
 def checked_part(context: RunContext, model: PackedModel, function: str) -> PackedModel:
     """Return the part of a model that is sent.
 
