@@ -23,7 +23,7 @@ from dispfl.core.device_classes import DeviceClass, assign_classes, classes_from
 from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
-from dispfl.core.staleness import Schedule, Staleness
+from dispfl.core.staleness import Mode, Staleness
 from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
@@ -88,9 +88,6 @@ class RunSettings(Settings):
     memory_format: MemoryFormat = "contiguous"
     """channels_last: activations of images have their channels last in memory, which is faster for
     some networks; weights, messages and files stay row-major."""
-    schedule: Schedule = "sync"
-    """sync: in each round a peer waits for the models of its neighbours. async: nobody waits; a
-    peer takes its steps one after another, each with the models that have arrived."""
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular()
     train: Train = Train()
@@ -212,7 +209,7 @@ class RunSettings(Settings):
     @property
     def is_async(self) -> bool:
         """Whether peers do not wait for each other."""
-        return self.schedule == "async"
+        return False
 
     def make_task(self, folder: Path | None = None) -> Task:
         """Return the loss and the metrics; a user's own ones are imported from the folder."""
@@ -235,6 +232,9 @@ class Simulation(RunSettings):
 
     peers: int = Field(default=16, ge=1, le=MAX_PEERS)
     """Participants of the federation."""
+    schedule: Mode = "sync"
+    """sync: in each round a peer waits for the models of its neighbours. async: nobody waits; a
+    peer takes its steps one after another, each with the models that have arrived."""
     names: tuple[str, ...] = ()
     """The peers' names; their alphabetical order is that of the roster. By default 000, 001, ...
 
@@ -352,6 +352,10 @@ class Simulation(RunSettings):
         return absolute_file(fleet) if fleet else None
 
     @property
+    def is_async(self) -> bool:
+        return self.schedule == "async"
+
+    @property
     def roster(self) -> list[str]:
         """The names of all peers that take part, sorted."""
         return list(self.names) or peer_names(self.peers)
@@ -391,7 +395,7 @@ class Simulation(RunSettings):
 
         self._check_classes()
         self._check_clock()
-        self._check_async_clock()
+        self._check_round_hours()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -443,15 +447,20 @@ class Simulation(RunSettings):
                     key="network",
                 )
 
-    def _check_async_clock(self) -> None:
-        """Refuse peers that do not wait without devices, and what needs common rounds."""
+    def _check_round_hours(self) -> None:
+        if self.round_hours is not None and not self.is_async:
+            raise ConfigError(
+                f"round_hours is {self.round_hours:g}, but schedule is sync, where a round lasts as"
+                " long as its slowest peer; omit it, or use schedule=async.",
+                key="round_hours",
+            )
+
+    def check_async_simulation(self) -> None:
+        """Refuse an asynchronous simulation without devices, and what needs common rounds.
+
+        Real peers (`dispfl up`) need neither.
+        """
         if not self.is_async:
-            if self.round_hours is not None:
-                raise ConfigError(
-                    f"round_hours is {self.round_hours:g}, but schedule is sync, where a round"
-                    " lasts as long as its slowest peer; omit it, or use schedule=async.",
-                    key="round_hours",
-                )
             return
         has_device = any(device.has_device for device in self.classes.values())
         if self.fleet is None and not has_device:

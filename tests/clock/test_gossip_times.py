@@ -119,11 +119,12 @@ def test_a_device_that_is_offline_pauses_and_so_do_its_transfers() -> None:
 
 
 def test_rounds_of_any_length_have_the_same_steps() -> None:
-    devices = {"a": Device(speed=7e8, up=3), "b": Device(speed=3e8, down=2)}
-    whole = times(size=MB, length=60, **devices).advance()
-    parts = times(size=MB, length=4, **devices)
-    steps = []
-    arrivals = []
+    a = Device(speed=7e8, up=3)
+    b = Device(speed=3e8, down=2)
+    whole = times(size=MB, length=60, a=a, b=b).advance()
+    parts = times(size=MB, length=4, a=a, b=b)
+    steps: list[TimedStep] = []
+    arrivals: list[Arrival] = []
     for _ in range(15):
         timed = parts.advance()
         steps += timed.steps

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from dispfl.settings import Settings
 
-Schedule = Literal["sync", "async"]
+Mode = Literal["sync", "async"]
 """Whether peers wait in each round for the models of their neighbours."""
 
 

@@ -128,11 +128,11 @@ class Train(Settings):
             case "constant":
                 return self.lr
             case "exponential":
-                return self.lr * self.lr_decay**t
+                return float(self.lr * self.lr_decay**t)
             case "cosine":
                 return self.lr * (1 + cos(pi * (t - self.warmup) / max(1, T - self.warmup))) / 2
             case "step":
-                return self.lr * self.lr_decay ** (t // self.lr_step)
+                return float(self.lr * self.lr_decay ** (t // self.lr_step))
 
     @property
     def depends_on_rounds(self) -> str:

@@ -46,7 +46,6 @@ def step_operations(context: RunContext, cost: ForwardCost, peer: str, models: i
 
 def _search_samples(method: Method, train: Train, samples: int) -> int:
     """Return the samples of the dense gradient by which masks regrow."""
-    searches = isinstance(method, DisPFL) and not method.masks_channels
-    if not searches or not method.searches_by_gradient:
-        return 0
-    return min(train.batch_size, samples)
+    if isinstance(method, DisPFL) and not method.masks_channels and method.searches_by_gradient:
+        return min(train.batch_size, samples)
+    return 0

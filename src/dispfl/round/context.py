@@ -151,9 +151,8 @@ class RunContext:
     @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
-        is_simulated = isinstance(self.settings, Simulation)
-        if is_simulated and self.settings.is_async:
-            return False  # models are sent unasked
+        if self.settings.is_async:
+            return False  # whole models: the receiver's next mask is not known yet
         return (
             self.settings.wire.exchange == "pull"
             and isinstance(self.method, GossipMethod)

@@ -225,8 +225,10 @@ def running_engine(
 def connect_engine(settings: Simulation, ray_address: str | None = None) -> None:
     """Connect to the Ray cluster, if one is configured.
 
-    A wrong address is noticed before there is a run directory.
+    A wrong address, and settings that no simulation can have, are noticed before there is a run
+    directory.
     """
+    settings.check_async_simulation()
     if settings.engine == "ray":
         from dispfl.engines.ray_pool import cluster_address, connect  # an extra, and slow to import
 
