@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -105,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

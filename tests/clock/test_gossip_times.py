@@ -69,6 +69,7 @@ def test_a_stale_model_is_dropped_beyond_the_limit() -> None:
         assert step.start == 7 * SECOND
         assert dict(step.models) == models
         assert dict(step.staleness) == dict.fromkeys(models, 3)
+        assert step.dropped == ([] if models else ["b"])
 
 
 def test_a_reused_model_gets_staler_until_a_newer_one_arrives() -> None:

@@ -84,7 +84,7 @@ def test_peers_that_do_not_wait_take_all_steps_whatever_happens_to_others() -> N
 
 
 def test_a_late_peer_that_does_not_wait_begins_with_the_average_of_what_others_have() -> None:
-    world = World(1, delivery_model=reliable, schedule="async")
+    world = World(1, delivery_model=reliable, mode="async")
 
     async def late() -> None:
         *early, last = world.names

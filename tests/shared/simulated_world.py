@@ -22,6 +22,7 @@ from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
+from dispfl.core.staleness import Mode
 from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.async_node import AsyncNode
@@ -30,7 +31,7 @@ from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.model_fetch import MAX_AGE, RoundResponses
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
-from dispfl.peer.schedule import Schedule
+from dispfl.peer.schedule import Schedule, ScheduleSettings
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.setup.spec_versions import SpecVersions
@@ -215,7 +216,7 @@ class World:
         method: DisPFL = METHOD,
         model: Callable[[], nn.Module] = net,
         input_shape: Sequence[int] = (6,),
-        schedule: str = "sync",
+        mode: Mode = "sync",
     ) -> None:
         self.rng = random.Random(seed)
         self.names = peer_names(peers)
@@ -225,7 +226,7 @@ class World:
                 rounds=rounds,
                 method=method,
                 topology=RandomRegular(degree=DEGREE),
-                schedule=schedule,
+                schedule=ScheduleSettings(mode=mode),
             ),
             data=RunData(remote_peers=self.names),
             model=model,
@@ -485,7 +486,7 @@ def check_choices(seed: int) -> str:
 
 def check_async(seed: int) -> str:
     """Check a federation that never waits, with faults: everybody takes all steps."""
-    world = simulate(seed, schedule="async")
+    world = simulate(seed, mode="async")
     assert set(world.finished) == set(world.names), seed
     received = 0
     for store in world.stores.values():

@@ -36,6 +36,8 @@ class TimedStep(NamedTuple):
     """The models that are averaged: by sender, the number of the step that it is the result of."""
     staleness: Mapping[str, int]
     """How many steps the peer has begun since each of them was finished."""
+    dropped: Sequence[str] = ()
+    """The senders of models that had arrived and were too stale."""
 
 
 class Arrival(NamedTuple):
@@ -168,11 +170,14 @@ class _AsyncPeer:
         limit = self._federation.limit
         fresh = {}
         staleness = {}
+        dropped = []
         for sender, model in sorted(self._arrived.items()):
             steps = self._steps_since(model.finished)
             if steps <= limit:
                 fresh[sender] = model
                 staleness[sender] = steps
+            else:
+                dropped.append(sender)
         self._arrived = fresh if self._federation.reuses else {}
         self._averaged = {sender: model.number for sender, model in fresh.items()}
         self._starts = [*self._starts[-limit:], now] if limit else [now]
@@ -181,7 +186,7 @@ class _AsyncPeer:
         operations = self._federation.work.operations(self.name, len(fresh))
         duration = max(1, fleet.computing_time(self.name, operations))
         end = fleet.availability(self.name).finish(now, duration)
-        step = TimedStep(self.name, self._number, now, end, self._averaged, staleness)
+        step = TimedStep(self.name, self._number, now, end, self._averaged, staleness, dropped)
         self._federation.events.at(end, partial(self._finish, step))
 
     def _steps_since(self, time: int) -> int:

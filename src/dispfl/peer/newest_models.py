@@ -27,7 +27,7 @@ class StepResponses(RoundResponses):
     """The models that have arrived for a step."""
 
     staleness: dict[str, int] = field(default_factory=dict)
-    """How many steps we have begun since each of them arrived."""
+    """How many steps we have begun since each of them was requested."""
     unreachable: list[str] = field(default_factory=list)
 
     @property
@@ -40,7 +40,7 @@ class StepResponses(RoundResponses):
 class _Arrived:
     model: PackedModel
     step: int
-    """Our step in which it arrived."""
+    """Our step in which it was requested."""
     latency: float
     messages: tuple[MessageCost, ...]
 
@@ -120,6 +120,7 @@ class NewestModels:
     async def _ask(self, name: str, request: ModelRequest) -> None:
         ctx = self._ctx
         version = ctx.versions.at(request.t)
+        requested_in = self._step
         nonce = f"{self._client.rng.getrandbits(128):032x}"
         header: dict[str, JSON] = {
             "spec": version.digest,
@@ -143,7 +144,7 @@ class NewestModels:
         latency = asyncio.get_running_loop().time() - request.began
         ctx.status.peers[name].answered += 1
         self._rounds[name] = round_of_model
-        self._arrived[name] = _Arrived(model, self._step, latency, messages)
+        self._arrived[name] = _Arrived(model, requested_in, latency, messages)
 
     def _note_failure(self, name: str, detail: str) -> None:
         """Stop to ask a member that does not respond, until it answers a probe."""

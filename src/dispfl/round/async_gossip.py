@@ -29,7 +29,7 @@ def async_round(
 ) -> Round:
     """Take the steps that end in round t; `sizes` has a message of each peer to itself."""
     tasks = round_tasks(context, timed, t)
-    staleness = {(step.peer, step.number): step.staleness for step in timed.steps}
+    steps = {(step.peer, step.number): step for step in timed.steps}
     left = {task.peer: 0 for task in tasks}
     for task in tasks:
         left[task.peer] += 1
@@ -38,8 +38,10 @@ def async_round(
     for task, result in engine.run_steps(tasks):
         report = result.report
         if not task.idle:
+            step = steps[task.peer, task.t]
             report.steps = 1
-            report.staleness = _mean(staleness[task.peer, task.t])
+            report.staleness = _mean(step.staleness)
+            report.missed = sorted({*report.missed, *step.dropped})
         reports.setdefault(task.peer, []).append((task.t, report))
         left[task.peer] -= 1
         if not left[task.peer]:  # once for each peer, as in a synchronous round

@@ -1,5 +1,6 @@
 """The clock of an asynchronous run, which decides what happens in a round."""
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from statistics import median_low
@@ -19,6 +20,10 @@ from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.runs.metrics import Metrics
 from dispfl.runs.timing import simulated_times
 
+log = logging.getLogger("dispfl")
+MANY_DROPPED = 20
+"""Models that may be too stale without a warning."""
+
 
 class AsyncClock:
     """The clock of an asynchronous run after some rounds."""
@@ -31,10 +36,27 @@ class AsyncClock:
         for _ in range(rounds):
             self.times.advance()
         self._round: TimedRound | None = None
+        self._averaged = 0
+        """Models that were averaged."""
+        self._dropped = 0
+        """Models that were too stale."""
+        self._has_warned = False
 
     def next_round(self) -> TimedRound:
         """Return what happens in the next round."""
         self._round = self.times.advance()
+        for step in self._round.steps:
+            self._averaged += len(step.models)
+            self._dropped += len(step.dropped)
+        if not self._has_warned and self._dropped > max(MANY_DROPPED, self._averaged):
+            self._has_warned = True
+            limit = self.context.settings.staleness.limit
+            log.warning(
+                "Most models arrive more than %d steps after they were finished, and are not"
+                " averaged (staleness.limit). Let a step train longer (train.epochs), or raise the"
+                " limit.",
+                limit,
+            )
         return self._round
 
     def advance(self, record: Mapping[str, Any]) -> Metrics:
