@@ -79,7 +79,7 @@ def test_operations_and_bytes_are_known_before_a_step_begins(
 
 
 def _positions(entry: str) -> list[int]:
-    positions = []
+    positions: list[int] = []
     for part in entry.split():
         first, _, last = part.partition("-")
         positions += range(int(first), int(last or first) + 1)
