@@ -63,6 +63,8 @@ class RunSettings(Settings):
 
     CHOICES: ClassVar[tuple[str, ...]] = (*REGISTRIES, *FUNCTIONS)
     """Tables with a choice of components."""
+    SHORT: ClassVar[Mapping[str, str]] = {}
+    """Tables that may be one text, and which of their keys it is."""
 
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""

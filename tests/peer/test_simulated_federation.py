@@ -25,6 +25,7 @@ from simulated_world import (
 )
 from site_world import check_sites
 
+from dispfl.peer.setup.spec import federation_spec, spec_difference
 from dispfl.round.exchange import agreed_choices, choices_of, exchange_graph, round_senders
 from dispfl.testing.virtual_time import run
 
@@ -97,6 +98,16 @@ def test_a_late_peer_that_does_not_wait_begins_with_the_average_of_what_others_h
     store = world.stores[world.names[-1]]
     assert store.rounds == list(range(ROUNDS))
     assert len(store.received[0]) == DEGREE
+
+
+def test_waiting_for_nobody_is_a_term_of_the_federation() -> None:
+    specs = []
+    for mode in ("sync", "async"):
+        context = World(1, mode=mode).context
+        specs.append(federation_spec("f", context, context.layout, context.first_weights, 0.5))
+    difference = spec_difference(*specs)
+    assert difference is not None
+    assert "schedule is not given here and async there" in difference
 
 
 def test_the_seed_alone_determines_the_trace() -> None:

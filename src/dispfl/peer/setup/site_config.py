@@ -1,7 +1,7 @@
 """A site's settings: those that all runs have, and its own network, threads and deadlines."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -27,6 +27,7 @@ OUTBOX_NEEDS_PUSH = (
 class SiteConfig(NamedSettings):
     """What a site trains and how; most of it is equal at all sites (`dispfl.peer.setup.spec`)."""
 
+    SHORT: ClassVar[Mapping[str, str]] = {"schedule": "mode"}
     validation: float = Field(default=0.0, ge=0, lt=1)
     """Share of the site's training samples that is held out for choices such as when to stop; 0:
     none."""
