@@ -156,6 +156,8 @@ def _overlay(
         elif key in kind.CHOICES:
             values[key] = _overlay_component(as_table(key, value), below or {})
         elif isinstance(below, Mapping):
+            if isinstance(value, str) and key in kind.SHORT:
+                value = {kind.SHORT[key]: value}
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{key} must be a table, got {value!r}.", key=key)
             values[key] = {**below, **value}

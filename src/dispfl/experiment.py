@@ -23,6 +23,7 @@ from dispfl.core.device_classes import FIT, DeviceClass, Fit, assign_classes, cl
 from dispfl.core.flat_module import MemoryFormat, Precision, resolve_device
 from dispfl.core.metric import METRICS, as_metric
 from dispfl.core.names import MAX_PEERS, check_name, check_names, peer_names
+from dispfl.core.staleness import Mode, Staleness
 from dispfl.core.task import TASK_METRICS, Task, TaskName
 from dispfl.core.train import Train
 from dispfl.data.catalogue import describe
@@ -31,7 +32,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import Method, has_density_groups
+from dispfl.methods.base import Method, check_async, has_density_groups
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
@@ -62,6 +63,8 @@ class RunSettings(Settings):
 
     CHOICES: ClassVar[tuple[str, ...]] = (*REGISTRIES, *FUNCTIONS)
     """Tables with a choice of components."""
+    SHORT: ClassVar[Mapping[str, str]] = {}
+    """Tables that may be one text, and which of their keys it is."""
 
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
@@ -92,6 +95,7 @@ class RunSettings(Settings):
     train: Train = Train()
     wire: Wire = Wire()
     privacy: Privacy = Privacy()
+    staleness: Staleness = Staleness()
 
     @field_validator(
         "data", "model", "method", "topology", "partition", mode="before", check_fields=False
@@ -113,6 +117,7 @@ class RunSettings(Settings):
         "train",
         "wire",
         "privacy",
+        "staleness",
         "network",
         "fit",
         "limits",
@@ -202,7 +207,14 @@ class RunSettings(Settings):
             content.pop("network", None)
         if getattr(self, "fit", None) == Fit():
             content.pop("fit")
+        if not self.is_async:
+            content.pop("staleness")
         return content
+
+    @property
+    def is_async(self) -> bool:
+        """Whether peers do not wait for each other."""
+        return False
 
     def make_task(self, folder: Path | None = None) -> Task:
         """Return the loss and the metrics; a user's own ones are imported from the folder."""
@@ -225,6 +237,9 @@ class Simulation(RunSettings):
 
     peers: int = Field(default=16, ge=1, le=MAX_PEERS)
     """Participants of the federation."""
+    schedule: Mode = "sync"
+    """sync: in each round a peer waits for the models of its neighbours. async: nobody waits; a
+    peer takes its steps one after another, each with the models that have arrived."""
     names: tuple[str, ...] = ()
     """The peers' names; their alphabetical order is that of the roster. By default 000, 001, ...
 
@@ -243,6 +258,9 @@ class Simulation(RunSettings):
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
     fit: Fit = Fit()
+    round_hours: float | None = Field(default=None, gt=0)
+    """With schedule=async: the simulated hours of a round, which ends with scores. By default as
+    long as the median device computes in a step."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -340,6 +358,10 @@ class Simulation(RunSettings):
         return absolute_file(fleet) if fleet else None
 
     @property
+    def is_async(self) -> bool:
+        return self.schedule == "async"
+
+    @property
     def roster(self) -> list[str]:
         """The names of all peers that take part, sorted."""
         return list(self.names) or peer_names(self.peers)
@@ -370,6 +392,8 @@ class Simulation(RunSettings):
         if getattr(self.method, "density", None) != FIT:
             self.method.densities(self.peers)
         method = self.method.resolved(topology, self.peers)
+        if self.is_async:
+            check_async(method, topology)
         check_byzantine(method, topology, self.peers)
         check_protects(method, topology, self.peers)
         check_mixing_weights(method, topology)
@@ -378,6 +402,7 @@ class Simulation(RunSettings):
 
         self._check_classes()
         self._check_clock()
+        self._check_round_hours()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -427,6 +452,50 @@ class Simulation(RunSettings):
                     "network describes the links of a clock, but there is none; name its devices:"
                     " fleet=phones. To choose the network that is trained, use model=NAME.",
                     key="network",
+                )
+
+    def _check_round_hours(self) -> None:
+        if self.round_hours is not None and not self.is_async:
+            raise ConfigError(
+                f"round_hours is {self.round_hours:g}, but schedule is sync, where a round lasts as"
+                " long as its slowest peer; omit it, or use schedule=async.",
+                key="round_hours",
+            )
+
+    def check_async_simulation(self) -> None:
+        """Refuse an asynchronous simulation without devices, and what needs common rounds.
+
+        Real peers (`dispfl up`) need neither.
+        """
+        if not self.is_async:
+            return
+        has_device = any(device.has_device for device in self.classes.values())
+        if self.fleet is None and not has_device:
+            raise ConfigError(
+                "schedule is async, but there are no devices that differ in speed; name them:"
+                " fleet=phones, or give classes a speed.",
+                key="schedule",
+            )
+        if self.topology.offline_prob:
+            raise ConfigError(
+                f"topology.offline_prob is {self.topology.offline_prob:g}, but with schedule=async"
+                " devices are offline by their classes (on_hours, daily); omit it.",
+                key="topology.offline_prob",
+            )
+        if self.wire.coding != "plain":
+            raise ConfigError(
+                f"wire.coding is {self.wire.coding}, but with schedule=async the size of a message"
+                " must be known before it is compressed; use wire.coding=plain.",
+                key="wire.coding",
+            )
+        unfit = {"memory_limit": None, "vmap_peers": 1, "average_buffers": False}
+        for key, default in unfit.items():
+            value = getattr(self, key)
+            if value != default:
+                raise ConfigError(
+                    f"{key} is {value}, which needs rounds that all peers begin together; omit it,"
+                    " or use schedule=sync.",
+                    key=key,
                 )
 
     def fleet_of(self, roster: Sequence[str]) -> Fleet | None:

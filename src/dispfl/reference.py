@@ -32,6 +32,7 @@ TABLES = {
     "wire": "How models are sent.",
     "network": "The network between the devices of a clock.",
     "fit": "How method.density=fit chooses the densities of devices.",
+    "staleness": 'How received models count with `schedule = "async"`.',
     "privacy": "Differential privacy of a peer's samples; off by default.",
     "limits": "Timeouts and limits of a site's network.",
     "deadlines": "How long a site's rounds wait for other sites.",
@@ -101,7 +102,10 @@ def site_reference() -> tuple[Table, ...]:
     tables = []
     for cls in (SiteInfo, SiteConfig):
         for key, field in cls.model_fields.items():
-            if key in Experiment.model_fields:
+            simulated_field = Experiment.model_fields.get(key)
+            if simulated_field is not None and _classes(key, simulated_field) == _classes(
+                key, field
+            ):
                 continue
             classes = _classes(key, field)
             if classes:
@@ -135,7 +139,8 @@ def find_entries(key: str) -> tuple[Table, list[Entry]]:
     tables = (*settings_reference(), *site_reference())
     for table in tables:
         if key and key == table.name:
-            return table, list(table.entries)
+            same_name = [entry for entry in tables[0].entries if entry.key == key]
+            return table, [*same_name, *table.entries]
         if key in table.components:
             return table, _entries_of(table, key)
 

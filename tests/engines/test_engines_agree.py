@@ -45,6 +45,7 @@ TINY = [
     "partition.test_samples_per_peer=20",
 ]
 TINY += ["train.epochs=1", "topology.degree=2"]
+TWO_SPEEDS = ["schedule=async", "classes.a={share=0.4, speed=1e9}", "classes.b={speed=3e8}"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,6 +95,8 @@ def a_context(experiment: Experiment) -> RunContext:
             "wire.values=int8",
             "wire.coding=zstd",
         ],
+        [*TWO_SPEEDS, "wire.values=int8"],
+        [*TWO_SPEEDS, "method=dpsgd-ft", "staleness.reuse=true"],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method=own_methods:Prototypes", "wire.values=int8"],
         ["method=fedavg-ft", "method.private=head", "method.cohort=3", "wire.coding=zstd"],
@@ -116,7 +119,7 @@ def a_context(experiment: Experiment) -> RunContext:
             "wire.values=int8",
         ],
     ],
-    ids=lambda overrides: overrides[0],
+    ids=" ".join,
 )
 def test_two_ray_workers_give_the_weights_scores_and_bytes_of_two_threads(
     overrides: list[str], tmp_path: Path
@@ -176,16 +179,17 @@ class Killer:
             kill(self.engines[0], 1)
 
 
+@pytest.mark.parametrize("settings", [["method.structure=channels"], TWO_SPEEDS])
 def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_changes(
+    settings: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    masks = "method.structure=channels"
-    here = run(tiny(masks), tmp_path / "here")
+    here = run(tiny(*settings), tmp_path / "here")
     killer = Killer(monkeypatch, {"step 2", "step 8", "round 2"})
     progress = RunObserver(step=lambda: killer("step"), round=lambda record: killer("round"))
-    there = run(tiny(masks, "engine=ray"), tmp_path / "there", progress)
+    there = run(tiny(*settings, "engine=ray"), tmp_path / "there", progress)
     assert here == there
     assert metrics_of(tmp_path / "here") == metrics_of(tmp_path / "there")
     assert not killer.left

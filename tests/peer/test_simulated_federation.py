@@ -2,6 +2,7 @@
 whatever members and operators may do (site_world.py).
 """
 
+import asyncio
 import itertools
 import os
 from collections.abc import Callable
@@ -10,17 +11,23 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 import fuzz
 import torch
 from simulated_world import (
+    DEGREE,
+    LIMIT,
     ROUNDS,
     Pairing,
+    World,
     check,
+    check_async,
     check_choices,
     reliable,
     simulate,
 )
 from site_world import check_sites
 
+from dispfl.peer.setup.spec import federation_spec, spec_difference
 from dispfl.processes import training_processes
 from dispfl.round.exchange import agreed_choices, choices_of, exchange_graph, round_senders
+from dispfl.testing.virtual_time import run
 
 CORES = os.cpu_count() or 1
 
@@ -67,6 +74,39 @@ def test_peers_that_choose_each_other_never_receive_more_models_than_the_degree(
 def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
     failed = failures(check_sites, 10, 0.5)
     assert not failed, shown(failed)
+
+
+def test_peers_that_do_not_wait_take_all_steps_whatever_happens_to_others() -> None:
+    """Also: a step lasts as long as its training, and no model is averaged twice, or after a newer
+    one of its sender."""
+    failed = failures(check_async, 6, 0.25)
+    assert not failed, shown(failed)
+
+
+def test_a_late_peer_that_does_not_wait_begins_with_the_average_of_what_others_have() -> None:
+    world = World(1, delivery_model=reliable, mode="async")
+
+    async def late() -> None:
+        *early, last = world.names
+        running = [asyncio.create_task(world.live(name)) for name in early]
+        await asyncio.sleep(20.0)
+        assert min(store.rounds[-1] for store in world.stores.values() if store.rounds) >= 5
+        await asyncio.gather(*running, world.live(last))
+
+    run(late(), LIMIT)
+    store = world.stores[world.names[-1]]
+    assert store.rounds == list(range(ROUNDS))
+    assert len(store.received[0]) == DEGREE
+
+
+def test_waiting_for_nobody_is_a_term_of_the_federation() -> None:
+    specs = []
+    for mode in ("sync", "async"):
+        context = World(1, mode=mode).context
+        specs.append(federation_spec("f", context, context.layout, context.first_weights, 0.5))
+    difference = spec_difference(*specs)
+    assert difference is not None
+    assert "schedule is not given here and async there" in difference
 
 
 def test_the_seed_alone_determines_the_trace() -> None:

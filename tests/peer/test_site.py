@@ -18,6 +18,7 @@ from dispfl.methods.local import Local
 from dispfl.models.settings import CustomModel
 from dispfl.peer.membership.identity import Identity, IdentityError, is_successor
 from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.setup.roster_settings import roster_settings
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.topology import Full, Ring
@@ -325,3 +326,20 @@ def test_a_pipe_in_the_folder_of_a_site_is_refused_and_blocks_nothing(
         opened = Site.open(site.folder)
         opened.spec_changes.current()
         opened.members.file.audit_log()
+
+
+def test_a_site_that_waits_for_nobody_has_this_term_and_no_deadlines() -> None:
+    config = SiteConfig.compose({"schedule": "async"}, ["schedule.hours=20:00-06:00"])
+    assert config.is_async
+    assert not config.pulls
+    assert SiteConfig.compose({}, ["schedule=async"]).is_async
+    assert SiteConfig.compose(config.to_toml()) == config
+    assert not SiteConfig().is_async
+    for setting, key in (("deadlines.min=5", "deadlines"), ("alone_rounds=2", "alone_rounds")):
+        with refused(ConfigError, key=key):
+            SiteConfig.compose({}, ["schedule=async", setting])
+    with refused(ConfigError, key="schedule"):
+        SiteConfig.compose({}, ["schedule=async", "method=dfedpgp"])
+    assert roster_settings({"schedule": {"mode": "async"}}) == {"schedule": {"mode": "async"}}
+    with refused(ConfigError, key="schedule.hours"):
+        roster_settings({"schedule": {"mode": "async", "hours": "20:00-06:00"}})

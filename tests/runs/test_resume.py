@@ -23,6 +23,7 @@ QUICK = [*SMALL, "partition.samples_per_peer=8", "train.epochs=1", "workers=1"]
 """About 50 ms a round."""
 SLOW = [*SMALL, "partition.samples_per_peer=96", "train.epochs=10"]
 """Half a second a round or more: long enough to be interrupted from outside."""
+ASYNC = ["schedule=async", "classes.a={share=0.6, speed=1e9}", "classes.b={speed=3e8}"]
 TIMEOUT_SECONDS = 60.0
 Outcome = tuple[list[str], list[dict[str, Any]]]
 """The digest of everyone's weights, and all rounds' metrics without their seconds."""
@@ -221,6 +222,7 @@ def test_a_run_killed_before_any_change_of_the_disk_resumes_to_the_same_result(
         (["method=ditto", "method.cohort=1"], []),
         (["method=ditto", "method.cohort=1"], ["memory_limit=1e-6"]),
         (["method=dispfl"], ["checkpoint_every=2"]),
+        (ASYNC, []),
     ],
 )
 def test_a_run_whose_checkpoints_lack_unchanged_states_or_rounds_resumes_to_the_same_result(

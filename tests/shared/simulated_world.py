@@ -22,15 +22,17 @@ from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.experiment import RunSettings
+from dispfl.core.staleness import Mode
 from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
+from dispfl.peer.async_node import AsyncNode
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.model_fetch import MAX_AGE, RoundResponses
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
-from dispfl.peer.schedule import Schedule
+from dispfl.peer.schedule import Schedule, ScheduleSettings
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.setup.spec_versions import SpecVersions
 from dispfl.peer.transport.base import JSON, Request, Response
@@ -41,6 +43,8 @@ from dispfl.topology import RandomRegular, peer_names
 
 PEERS, ROUNDS, DEGREE = 16, 20, 4
 MIN_DEADLINE = 20.0
+LONGEST_STEP = 3.0
+"""Seconds."""
 TIMEOUT = 12.0
 """Seconds without a response after which a request fails; longer than requests are held."""
 LIMIT = 24 * 3600.0
@@ -182,6 +186,24 @@ class CheckedNode(Node):
         return after, state
 
 
+@dataclass
+class CheckedAsyncNode(AsyncNode):
+    """Checks that nobody waits: a step takes as long as its training, after the first look."""
+
+    world: "World"
+
+    async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        longest = LONGEST_STEP
+        if self.ctx.joining:
+            longest += self.client.deadlines.probe_timeout
+        after, state = await super()._round(t, state)
+        assert after == t + 1
+        assert clock() - began <= longest, (self.ctx.name, t)
+        return after, state
+
+
 class World:
     """A federation and its network."""
 
@@ -194,15 +216,17 @@ class World:
         method: DisPFL = METHOD,
         model: Callable[[], nn.Module] = net,
         input_shape: Sequence[int] = (6,),
+        mode: Mode = "sync",
     ) -> None:
         self.rng = random.Random(seed)
         self.names = peer_names(peers)
         self.context = RunContext(
-            settings=RunSettings(
+            settings=SiteConfig(
                 seed=seed,
                 rounds=rounds,
                 method=method,
                 topology=RandomRegular(degree=DEGREE),
+                schedule=ScheduleSettings(mode=mode),
             ),
             data=RunData(remote_peers=self.names),
             model=model,
@@ -217,8 +241,10 @@ class World:
         self.network = MemoryNetwork(delivery_model or unreliable, seed=seed, timeout=TIMEOUT)
         self.stores = {name: MemoryStore(self, name) for name in self.names}
         self.published: dict[tuple[str, int], list[PackedModel]] = {
-            (name, t): [] for name in self.names for t in range(rounds)
+            (name, t): [] for name in self.names for t in range(rounds + 1)
         }
+        self.newest: dict[tuple[str, str], int] = {}
+        """Without rounds: the round of the newest model that a peer has averaged of another."""
         self.trace: list[tuple[float, str, str, str]] = []
         self.finished: dict[str, PeerState] = {}
         self.left_behind: set[str] = set()
@@ -250,10 +276,13 @@ class World:
         client = Client(
             ctx, self.network.join(name), Deadlines(min=MIN_DEADLINE, startup=120.0), rng
         )
-        return CheckedNode(ctx, client, FakeTraining(self, rng), self.stores[name], self)
+        checked = CheckedAsyncNode if self.context.settings.is_async else CheckedNode
+        return checked(ctx, client, FakeTraining(self, rng), self.stores[name], self)
 
     async def live(self, name: str) -> None:
         """Run a peer from its last checkpoint."""
+        for pair in [pair for pair in self.newest if pair[0] == name]:
+            del self.newest[pair]  # a restarted process does not know what it had
         t, state = self.stores[name].last or (0, self.start[name])
         node = self.node(name)
         try:
@@ -290,8 +319,10 @@ class MemoryStore:
         self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
     ) -> None:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
-        assert len(received) <= context.settings.topology.connections(len(self.world.names))
-        if self.world.members.is_fixed and not context.choices(t):
+        is_async = context.settings.is_async
+        degree = context.settings.topology.connections(len(self.world.names))
+        assert is_async or len(received) <= degree
+        if self.world.members.is_fixed and not context.choices(t) and not is_async:
             senders, _ = context.settings.topology.row(
                 context.settings.seed, t, self.world.members.participants(t), self.name
             )
@@ -321,7 +352,7 @@ class FakeTraining:
         self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
     ) -> StepResult:
         self._check(task, state, received)
-        await asyncio.sleep(self.rng.uniform(0.5, 3.0))
+        await asyncio.sleep(self.rng.uniform(0.5, LONGEST_STEP))
         context, m_k = self.world.context, state.next_mask
         models = {**received, task.peer: state.model}
         noise = stream(context.settings.seed, "pretend", task.peer, task.t)
@@ -346,6 +377,9 @@ class FakeTraining:
     def _check(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> None:
         """Check that each model is what its sender published in this round, under our mask, and was
         trained."""
+        if self.world.context.settings.is_async:
+            self._check_newest(task.peer, received)
+            return
         for sender, model in received.items():
             candidates = self.world.published[sender, task.t]
             masks = [state.next_mask]
@@ -358,6 +392,19 @@ class FakeTraining:
                 sender,
             )
             assert model.values.any(), (task, sender)
+
+    def _check_newest(self, peer: str, received: Mapping[str, PackedModel]) -> None:
+        """Check that each model is a whole one that its sender has published, newer than before."""
+        for sender, model in received.items():
+            rounds = []
+            for t in range(self.world.context.settings.rounds + 1):
+                if any(same(model, each) for each in self.world.published[sender, t]):
+                    rounds.append(t)
+            assert rounds, (peer, sender)
+            assert model.values.any(), (peer, sender)
+            before = self.world.newest.get((peer, sender), -1)
+            assert max(rounds) > before, (peer, sender)
+            self.world.newest[peer, sender] = max(rounds)
 
 
 def trained(weights: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
@@ -435,6 +482,18 @@ def simulate(seed: int, faulty: bool = True, **more: Any) -> World:
 def check_choices(seed: int) -> str:
     """Check a federation whose peers choose each other, with faults."""
     return check(seed, method=Pairing(density=0.5))
+
+
+def check_async(seed: int) -> str:
+    """Check a federation that never waits, with faults: everybody takes all steps."""
+    world = simulate(seed, mode="async")
+    assert set(world.finished) == set(world.names), seed
+    received = 0
+    for store in world.stores.values():
+        assert store.rounds == list(range(ROUNDS)), seed
+        received += sum(map(len, store.received.values()))
+    assert received > PEERS * ROUNDS, seed
+    return hashlib.blake2b(repr(world.trace).encode()).hexdigest()
 
 
 def check(seed: int, **more: Any) -> str:

@@ -16,18 +16,15 @@ what is left, so that a round's times do not depend on rounds to come: `Clock.ad
 while a simulation runs, round by round.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from typing import NamedTuple
 
+from dispfl.clock.events import TimedEvents
 from dispfl.clock.fleet import Fleet
-from dispfl.clock.links import Link, SharedLinks, Transfer
+from dispfl.clock.links import Link
 from dispfl.methods.base import SERVER
-
-Action = Callable[[int], None]
-"""What happens at a time."""
 
 
 class ModelMessage(NamedTuple):
@@ -94,7 +91,7 @@ class Clock:
 
     def advance(self, work: RoundWork) -> RoundTimes:
         """Return the times of the next round."""
-        simulation = _RoundSimulation(self.fleet, self._uplinks, self._downlinks)
+        simulation = TimedEvents(self.fleet, self._uplinks, self._downlinks)
         if work.has_server:
             peers = _server_round(simulation, work, self.now)
         else:
@@ -122,84 +119,8 @@ class Clock:
         return min(self._ready.values(), default=first)
 
 
-@dataclass
-class _RoundSimulation:
-    """The events of one round, in the order of their times."""
-
-    fleet: Fleet
-    uplinks: dict[str, Link]
-    downlinks: dict[str, Link]
-    events: int = 0
-    _links: SharedLinks = field(default_factory=SharedLinks)
-    _queue: list[tuple[int, int, Action | Transfer | Link]] = field(default_factory=list)
-    """Events by time and number: an action, the end of a transfer, or a change of a link."""
-    _changes: dict[Link, int] = field(default_factory=dict)
-    """The time of each link's change that is in the queue."""
-
-    def at(self, time: int, event: Action | Transfer | Link) -> None:
-        """Let something happen at a time."""
-        self.events += 1
-        heappush(self._queue, (time, self.events, event))
-
-    def send(self, sender: str, receiver: str, size: int, now: int, arrived: Action) -> None:
-        """Start a transfer; `arrived` happens when its last byte has arrived."""
-        uplink = self._link(self.uplinks, sender, self.fleet.uplink)
-        downlink = self._link(self.downlinks, receiver, self.fleet.downlink)
-        latency = self.fleet.latency(sender, receiver)
-        limit = self.fleet.path_limit(sender, receiver)
-        transfer = Transfer(
-            uplink, downlink, size, limit, lambda now: self.at(now + latency, arrived)
-        )
-        self._links.add(transfer, now)
-
-    def _link(self, links: dict[str, Link], node: str, make: Callable[[str], Link]) -> Link:
-        if node not in links:
-            links[node] = make(node)
-        return links[node]
-
-    def run(self) -> None:
-        """Let everything happen, until nothing is left."""
-        queue = self._queue
-        while queue:
-            now = queue[0][0]
-            while queue and queue[0][0] == now:
-                _, _, event = heappop(queue)
-                self._happen(event, now)
-            self._share(now)
-
-    def _happen(self, event: Action | Transfer | Link, now: int) -> None:
-        if isinstance(event, Transfer):
-            if event.end == now and event in event.uplink.transfers:  # else its rate has changed
-                self._links.remove(event)
-                event.delivered(now)
-        elif isinstance(event, Link):
-            self._changes.pop(event, None)
-            if event.transfers and event.update(now):
-                self._links.touch(event)
-            self._await_change(event)
-        else:
-            event(now)
-
-    def _share(self, now: int) -> None:
-        """Share the links anew; note when transfers end and capacities change."""
-        retimed, links = self._links.share(now)
-        for transfer in retimed:
-            if transfer.end is not None:
-                self.at(transfer.end, transfer)
-        for link in links:
-            self._await_change(link)
-
-    def _await_change(self, link: Link) -> None:
-        """Note when the capacity of a link changes next, while transfers use it."""
-        if link.transfers and link.next_change is not None:
-            noted = self._changes.get(link)
-            if noted is None or link.next_change < noted:
-                self._changes[link] = link.next_change
-                self.at(link.next_change, link)
-
-
 def _gossip_round(
-    simulation: _RoundSimulation, work: RoundWork, ready: Mapping[str, int]
+    simulation: TimedEvents, work: RoundWork, ready: Mapping[str, int]
 ) -> dict[str, PeerTimes]:
     """Return how each peer spends a round without a server."""
     peers: dict[str, _GossipPeer] = {}
@@ -243,7 +164,7 @@ class _GossipPeer:
     def __init__(
         self,
         name: str,
-        simulation: _RoundSimulation,
+        simulation: TimedEvents,
         peers: Mapping[str, "_GossipPeer"],
         duration: int,
         ready: int,
@@ -310,9 +231,7 @@ class _GossipPeer:
             self.times.computing = self.times.end - now
 
 
-def _server_round(
-    simulation: _RoundSimulation, work: RoundWork, start: int
-) -> dict[str, PeerTimes]:
+def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[str, PeerTimes]:
     """Return how each peer of the cohort spends a round with a server."""
     downloads = {}
     uploads = {}

@@ -95,6 +95,15 @@ class Report:
         "with [privacy](../privacy.md), what the peer has spent so far",
         higher_is_better=False,
     )
+    steps: int | None = per_peer(
+        'with [`schedule = "async"`](../time.md#gossip-that-does-not-wait), how many steps the peer'
+        " has finished in the round",
+    )
+    staleness: float | None = per_peer(
+        "with the same, how many steps the peer has begun since a received model was finished, mean"
+        " over the models that it averaged",
+        unit="steps",
+    )
     withstands: int | None = per_peer(
         "with a [robust rule](../robust.md): how many Byzantine models the average withstands; 0"
         " where too few are requested for any protection",

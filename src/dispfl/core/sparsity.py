@@ -58,7 +58,7 @@ def uniform_densities(shapes: Mapping[str, Sequence[int]], density: float) -> di
     return dict.fromkeys(shapes, density)
 
 
-def prune_rate(t: int, T: int, alpha_0: float) -> float:
+def prune_rate(t: float, T: int, alpha_0: float) -> float:
     """Return the share of kept weights replaced in round t, cosine-annealed from alpha_0 to 0.
 
     Algorithm 2, line 1:  alpha_t = alpha_0 / 2 * (1 + cos(pi t / T))

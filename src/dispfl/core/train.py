@@ -120,19 +120,19 @@ class Train(Settings):
         """Whether training is plain SGD, which remembers nothing from step to step."""
         return self.optimizer == "sgd" and not self.momentum
 
-    def rate(self, t: int, T: int) -> float:
-        """Return the learning rate of round t of T."""
+    def rate(self, t: float, T: int) -> float:
+        """Return the learning rate of round t of T, or at any time between two rounds."""
         if t < self.warmup:
             return self.lr * (t + 1) / (self.warmup + 1)
         match self.schedule:
             case "constant":
                 return self.lr
             case "exponential":
-                return self.lr * self.lr_decay**t
+                return float(self.lr * self.lr_decay**t)
             case "cosine":
                 return self.lr * (1 + cos(pi * (t - self.warmup) / max(1, T - self.warmup))) / 2
             case "step":
-                return self.lr * self.lr_decay ** (t // self.lr_step)
+                return float(self.lr * self.lr_decay ** (t // self.lr_step))
 
     @property
     def depends_on_rounds(self) -> str:
@@ -227,6 +227,9 @@ class Trainer:
     run: TrainingRun
     peer: str
     t: int
+    passed: float | None = None
+    """With `schedule = "async"`, where t counts the peer's own steps: the rounds that have passed
+    when its step begins."""
     requested: int = 0
     """Models that the peer requested in this round; fewer may have been received."""
     mixing_weights: Mapping[str, float] | None = None
@@ -285,6 +288,11 @@ class Trainer:
     def T(self) -> int:  # noqa: N802 (the paper's symbol)
         """Rounds of the run. A method whose step uses it overrides `Method.depends_on_rounds`."""
         return self.run.rounds
+
+    @property
+    def now(self) -> float:
+        """The rounds that have passed, by which learning rate and prune rate change."""
+        return self.t if self.passed is None else self.passed
 
     def first_weights(self) -> Tensor:
         """Return the flat weights of the whole network that all peers started from."""
@@ -400,7 +408,7 @@ class Trainer:
         s = self.settings
         network = self.network
         if lr is None:
-            lr = s.rate(self.t, self.T)
+            lr = s.rate(self.now, self.T)
         part = TrainedPart.of(mask, only, network.layout)
         if part.is_empty:
             return weights.clone()

@@ -20,6 +20,7 @@ from dispfl.engines.checkpoint_part import OpenPart
 from dispfl.engines.stored_states import StoredStates
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
+from dispfl.round.async_gossip import with_needed, with_sent
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     DeliveredModel,
@@ -30,6 +31,7 @@ from dispfl.round.exchange import (
     exchange_costs,
     request_size,
     requested_mask,
+    sent_in,
     sent_model,
     task_senders,
     with_buffers,
@@ -87,7 +89,8 @@ def fetch_here(
 
     def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
-        delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
+        t = sent_in(task, sender)
+        delivered = deliver(context, codec, model, mask, sender, task.peer, t)
         if context.simulation.average_buffers:
             return with_buffers(delivered, states[sender].buffers)
         return delivered
@@ -150,6 +153,8 @@ class PeerStates:
         self.evaluated: dict[str, PeerState] = {}
         """The state that each peer was last evaluated with, where that was a global model."""
         self._rounds = 0
+        self._stepped: set[str] = set()
+        """Asynchronous round: the peers that have taken a step."""
         self._memory_limit = memory_limit
         self._shares_parts = shares_parts
         """Whether a checkpoint shares the parts of earlier ones with states that are the same."""
@@ -240,6 +245,38 @@ class PeerStates:
             self.checkpoints.add(task.t, task.peer, result)
         self._limit_memory()
         return result.without_state()
+
+    def sources(self, task: PeerTask) -> dict[str, PeerState]:
+        """Return the states that a task reads: its peer's, and those of its senders."""
+        return {name: self.current[name] for name in (task.peer, *task_senders(task))}
+
+    def finish_step(self, task: PeerTask, result: StepResult) -> StepResult:
+        """Store a peer's state after an asynchronous step; return the result without it."""
+        if not task.idle:
+            before = self.current[task.peer]
+            after = with_sent(self.context, task, before, result.next_state)
+            self.current[task.peer] = after
+            self._stepped.add(task.peer)
+        return result.without_state()
+
+    def save_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """Save the states after asynchronous round t, without models that are not needed later."""
+        if self.checkpoints is None:
+            return
+        for peer, state in self.current.items():
+            is_saved = False
+            if peer not in self._stepped and self._shares_parts:
+                is_saved = self.checkpoints.keep(peer)
+            if not is_saved:
+                saved_state = with_needed(state, needed.get(peer, ()))
+                self.checkpoints.add(t, peer, StepResult(Report(), state=saved_state))
+
+    def end_steps(self, needed: Mapping[str, Collection[int]]) -> None:
+        """End an asynchronous round: drop the models that are not needed later."""
+        for peer, state in list(self.current.items()):
+            self.current[peer] = with_needed(state, needed.get(peer, ()))
+        self._stepped = set()
+        self._rounds += 1
 
     def _note_written(self, rounds: int, path: Path) -> None:
         self._written.put((rounds, OpenPart(path)))

@@ -117,6 +117,10 @@ def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
             tensors[f"{kept_as}/values"] = packed.values
             tensors[f"{kept_as}/mask"] = packed.mask.bits
             tensors |= _prefixed(f"{kept_as}/tensors", packed.tensors)
+    for number, sent in state.sent.items():
+        tensors[f"sent/{number}/values"] = sent.values
+        tensors[f"sent/{number}/mask"] = sent.mask.bits
+        tensors |= _prefixed(f"sent/{number}/tensors", sent.tensors)
     tensors |= _prefixed("tensors", state.model.tensors)
     tensors |= _prefixed("buffers", state.buffers)
     tensors |= _prefixed("memory", state.memory)
@@ -318,6 +322,7 @@ def _step(
         _moments(tensors, peer, size, layout),
         _optional_model(tensors, f"{peer}/upload", size, layout),
         _optional_model(tensors, f"{peer}/private", size, layout),
+        _sent_models(tensors, f"{peer}/sent", size, layout),
     )
     messages = tuple(MessageCost(*message) for message in entry["messages"])
     return StepResult(Report(**entry["report"]), messages, state=state)
@@ -347,6 +352,18 @@ def _optional_model(
     if f"{whose}/values" not in tensors:
         return None
     return _model(tensors, whose, size, layout)
+
+
+def _sent_models(
+    tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
+) -> dict[int, PackedModel]:
+    """Return the models that others may still average, by number."""
+    named = _without_prefix(f"{whose}/", tensors)
+    numbers = {int(name.split("/")[0]) for name in named}
+    models = {}
+    for number in sorted(numbers):
+        models[number] = _model(tensors, f"{whose}/{number}", size, layout)
+    return models
 
 
 def _moments(

@@ -3,7 +3,7 @@
 import heapq
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from math import inf
@@ -17,6 +17,7 @@ from dispfl.core.rng import forked_generators
 from dispfl.core.train import Trainer
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.checkpoint import Checkpoints
+from dispfl.engines.ready_steps import ReadySteps
 from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked, vmap_supports
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -117,6 +118,11 @@ class InProcess:
         """Restore the steps of round t that were finished before an interruption."""
         return self._states.partial_round(t, self.context.roster)
 
+    def end_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """End asynchronous round t."""
+        self._states.save_steps(t, needed)
+        self._states.end_steps(needed)
+
     def end_round(self) -> None:
         """End the round."""
         self._states.end_round()
@@ -148,6 +154,41 @@ class InProcess:
             wait(running)
             self._stop.clear()
 
+    def run_steps(self, tasks: Sequence[PeerTask]) -> Iterator[tuple[PeerTask, StepResult]]:
+        """Yield each asynchronous step when it is done; at most one per worker runs at a time."""
+        ready = ReadySteps(tasks)
+        running: dict[Future[StepResult], PeerTask] = {}
+        try:
+            while self._submit_steps(ready, running):
+                done, _ = wait(running, POLL_INTERVAL, FIRST_COMPLETED)
+                for future in done:
+                    task = running.pop(future)
+                    result = self._states.finish_step(task, future.result())
+                    ready.finish(task)
+                    self._trim(1)
+                    yield task, result
+        finally:
+            self._stop.set()
+            wait(running)
+            self._stop.clear()
+
+    def _submit_steps(self, ready: ReadySteps, running: dict[Future[StepResult], PeerTask]) -> bool:
+        """Keep the workers busy; return whether any step is running."""
+        while len(running) < self._workers:
+            task = ready.take()
+            if task is None:
+                break
+            running[self._pool.submit(self._run_step, task, self._states.sources(task))] = task
+        return bool(running)
+
+    def _run_step(self, task: PeerTask, sources: Mapping[str, PeerState]) -> StepResult:
+        """Take an asynchronous step; `sources` has the states that it reads."""
+        network = self._idle.get()
+        try:
+            return self._step(network, task, sources)
+        finally:
+            self._idle.put(network)
+
     def _collect(
         self, running: dict[Future[list[StepResult]], Sequence[PeerTask]], tracker: "ReadTracker"
     ) -> Iterator[tuple[str, StepResult]]:
@@ -175,17 +216,21 @@ class InProcess:
         network = self._idle.get()
         try:
             if len(group) == 1:
-                return [self._step(network, group[0])]
-            return run_stacked(partial(self._step, network, task) for task in group)
+                return [self._step(network, group[0], self._states.current)]
+            states = self._states.current
+            return run_stacked(partial(self._step, network, task, states) for task in group)
         finally:
             self._idle.put(network)
 
     def _step(
-        self, network: FlatModule, task: PeerTask, make_trainer: MakeTrainer = Trainer
+        self,
+        network: FlatModule,
+        task: PeerTask,
+        states: Mapping[str, PeerState],
+        make_trainer: MakeTrainer = Trainer,
     ) -> StepResult:
         context = self.context
         codec = self._codec
-        states = self._states.current
         state = task_state(context, task, states)
         fetch = fetch_here(context, codec, task, states)
         result = simulated_step(

@@ -7,12 +7,13 @@ with the same bits.
 
 import os
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, wait_any
+from dispfl.engines.ray_steps import StepRunner
 from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult, get
 from dispfl.methods.base import PeerState
 from dispfl.round.context import LazyStates, PeerTask, RunContext, StepResult
@@ -79,6 +80,19 @@ class RayEngine:
         except BaseException:
             self.pool.submit_all("stop")
             raise
+
+    def run_steps(self, tasks: Sequence[PeerTask]) -> Iterator[tuple[PeerTask, StepResult]]:
+        """Yield each asynchronous step when it is done."""
+        try:
+            yield from StepRunner(self.pool, tasks, self._receive).results()
+        except BaseException:
+            self.pool.submit_all("stop")
+            raise
+
+    def end_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """End asynchronous round t: all states are on the disk before models are dropped."""
+        self.pool.call_all("save_steps", t, needed)
+        self.end_round()
 
     def end_round(self) -> None:
         """End the round; move peers between workers if measured times promise faster rounds."""

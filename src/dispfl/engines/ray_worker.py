@@ -35,8 +35,9 @@ from dispfl.round.exchange import (
     decode_model,
     deliver,
     encode_model,
-    published_model,
     requested_mask,
+    sent_in,
+    sent_model,
     task_senders,
 )
 from dispfl.round.round import task_state
@@ -47,6 +48,10 @@ CONCURRENCY = {"step": CONCURRENT_STEPS, "respond": 1}
 """Calls of a worker that may run at the same time."""
 WORKER_LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
 """Ray's exceptions for a lost worker, or for its lost results."""
+
+
+class ModelMissingError(Exception):
+    """A worker does not have a model of one of its peers yet."""
 
 
 def get(pending: Any) -> Any:
@@ -84,6 +89,8 @@ class Worker:
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
         self._tasks: Mapping[str, PeerTask] = {}
+        self._needed: Mapping[str, Collection[int]] | None = None
+        """Of the asynchronous round that ends: the models that later steps may average."""
         self._workers: Mapping[int, Any] = {}
         self._assignment: Mapping[str, int] = {}
         self._training = threading.Lock()
@@ -133,18 +140,32 @@ class Worker:
         self._stop.clear()
         return list(self.partial_round(self._rounds))
 
+    def begin_steps(self) -> None:
+        """Begin the steps of an asynchronous round, perhaps after an interruption."""
+        self._stop.clear()
+
     def end_round(self, rounds: int) -> None:
         """End a round, so that this many are finished.
 
         A worker that replaced a lost one may have done so already.
         """
         if self._rounds < rounds:
-            self._states.end_round()
+            if self._needed is None:
+                self._states.end_round()
+            else:
+                self._states.end_steps(self._needed)
             self._rounds = rounds
 
     def flush(self, t: int) -> None:
         """Write the finished steps of round t that are not on the disk yet."""
         with self._writing:
+            self._states.flush(t)
+
+    def save_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """Save the states after asynchronous round t; `needed` has the models to keep."""
+        self._needed = needed
+        with self._writing:
+            self._states.save_steps(t, needed)
             self._states.flush(t)
 
     def get_state(self, peer: str, evaluated: bool) -> PeerState:
@@ -158,14 +179,42 @@ class Worker:
     @ray.method(concurrency_group="step")
     def step(self, peer: str) -> RemoteResult | None:
         """Run a peer's task; None if a worker that it had to request models from is lost."""
-        context = self._context
         task = self._tasks[peer]
+        taken = self._take(task)
+        if taken is None:
+            return None
+        result, seconds = taken
+        context = self._context
+        result, delivery = deliver_upload(context, self._codec, task, result)
+        with self._writing:
+            result = self._states.finish(task, result)
+        if delivery is None:
+            return RemoteResult(result, None, seconds)
+        message = delivery.message or encode_model(
+            context, self._codec, delivery.model, None, peer, SERVER, task.t
+        )
+        return RemoteResult(replace(result, upload=None), message, seconds)
+
+    @ray.method(concurrency_group="step")
+    def async_step(self, task: PeerTask) -> RemoteResult | None:
+        """Run an asynchronous step; None if another worker lacks a model that it needs."""
+        taken = self._take(task)
+        if taken is None:
+            return None
+        result, seconds = taken
+        with self._writing:
+            result = self._states.finish_step(task, result)
+        return RemoteResult(result, None, seconds)
+
+    def _take(self, task: PeerTask) -> tuple[StepResult, float] | None:
+        """Take a step; return its result and its seconds; None if a worker with a model is lost."""
+        context = self._context
         states = self._states.current
         state = task_state(context, task, states)
         fetch_own = fetch_here(context, self._codec, task, states)
         try:
             remote = self._request_remote(task, requested_mask(context, state))
-        except WORKER_LOST:
+        except (*WORKER_LOST, ModelMissingError):
             return None
 
         def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
@@ -177,22 +226,16 @@ class Worker:
             result = simulated_step(
                 context, self._codec, self._network, task, state, fetch, self._check_stop
             )
-            seconds = time.perf_counter() - began
-        result, delivery = deliver_upload(context, self._codec, task, result)
-        with self._writing:
-            result = self._states.finish(task, result)
-        if delivery is None:
-            return RemoteResult(result, None, seconds)
-        message = delivery.message or encode_model(
-            context, self._codec, delivery.model, None, peer, SERVER, task.t
-        )
-        return RemoteResult(replace(result, upload=None), message, seconds)
+            return result, time.perf_counter() - began
 
     @ray.method(concurrency_group="respond")
     def respond(
-        self, t: int, receiver: str, senders: Sequence[str], request: bytes | None
+        self,
+        task: PeerTask,
+        senders: Sequence[str],
+        request: bytes | None,
     ) -> list[tuple[bytes, int]]:
-        """Return the messages of this worker's peers to another's peer.
+        """Return the messages of this worker's peers for the task of another's peer.
 
         Each comes with its size as the paper counts it.
         """
@@ -202,11 +245,15 @@ class Worker:
         mask = None if request is None else codec.decode_request(request)
         responses = []
         for sender in senders:
-            model = published_model(context, self._states.current[sender])
-            delivery = deliver(context, codec, model, mask, sender, receiver, t)
+            try:
+                model = sent_model(context, task, sender, self._states.current)
+            except KeyError:  # this worker has replaced a lost one
+                raise ModelMissingError from None
+            t = sent_in(task, sender)
+            delivery = deliver(context, codec, model, mask, sender, task.peer, t)
             message = delivery.message
             if message is None:
-                message = encode_model(context, codec, model, mask, sender, receiver, t)
+                message = encode_model(context, codec, model, mask, sender, task.peer, t)
             responses.append((message, delivery.paper))
         return responses
 
@@ -225,7 +272,7 @@ class Worker:
             return {}
         request = None if mask is None else self._codec.encode_request(mask)
         pending = [
-            self._workers[worker].respond.remote(task.t, task.peer, senders, request)
+            self._workers[worker].respond.remote(task, senders, request)
             for worker, senders in by_worker.items()
         ]
         deliveries = {}

@@ -27,8 +27,11 @@ class StoredStates(MutableMapping[str, PeerState]):
         return state
 
     def __setitem__(self, peer: str, state: PeerState) -> None:
-        self.drop(peer)
-        self._put(peer, without_upload(state))
+        before = self._states.get(peer)
+        self._movable.pop(peer, None)
+        self._put(peer, without_upload(state))  # a thread that reads sees the one or the other
+        if isinstance(before, PeerState):
+            self.bytes -= state_bytes(before)
 
     def __delitem__(self, peer: str) -> None:
         state = self._states.pop(peer)

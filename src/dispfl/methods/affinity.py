@@ -88,6 +88,12 @@ class Affinity(GossipMethod):
         is_overridden = type(self).choose is not Affinity.choose
         return self.affinity != "none" or is_overridden
 
+    @property
+    def needs_rounds(self) -> str:
+        if self.affinity != "none":
+            return f"with method.affinity={self.affinity} peers compare the models of a round"
+        return super().needs_rounds
+
     def choices(self, neighbours: int, t: int, T: int) -> int:
         """A share of the neighbours are those that are most similar in the end; at first none."""
         if self.affinity == "none":

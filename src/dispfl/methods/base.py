@@ -48,6 +48,9 @@ class PeerState:
     """Server methods: the model that the peer sends to the server, until the server has it."""
     private: PackedModel | None = None
     """Server methods: the peer's own weights of private parameters, kept for it by the round."""
+    sent: Mapping[int, PackedModel] = field(default_factory=dict)
+    """Asynchronous gossip: the models that others may still average, by the number of the step
+    that each is the result of."""
 
 
 def _check_patterns(value: Any) -> Any:
@@ -105,6 +108,14 @@ class Method(Component):
         Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
         """
         return ""
+
+    @property
+    def needs_rounds(self) -> str:
+        """Why its peers have to wait for each other; empty if they need not.
+
+        Then it runs with `schedule = "async"`.
+        """
+        return "it is not a gossip method"
 
     @property
     def training_method(self) -> "Method":
@@ -278,6 +289,16 @@ class GossipMethod(Method):
         """
         return False
 
+    @property
+    def needs_rounds(self) -> str:
+        if self.pushes:
+            return "its senders divide their models among the receivers of a round"
+        if self.density_falls:
+            return "its models become smaller, so that the time of a step is not known beforehand"
+        if self.chooses:
+            return "its peers choose whom they receive from"
+        return ""
+
     def publish(self, state: PeerState) -> PackedModel:
         """Return the model that neighbours may request."""
         return state.model
@@ -327,6 +348,10 @@ class ServerMethod(Method):
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the sizes of all layers: the server's first model is dense."""
         return layout.sizes
+
+    @property
+    def needs_rounds(self) -> str:
+        return "its server waits for the whole cohort"
 
     def pick(self, seed: int, t: int, online: Sequence[str]) -> list[str]:
         """Return the cohort of round t."""
@@ -428,6 +453,22 @@ def evaluated_state(
     if private is not None:
         model = model.restrict(~private).joined(private_model(state, private))
     return replace(state, model=model, next_mask=model.mask)
+
+
+def check_async(method: Method, topology: Topology) -> None:
+    """Refuse a method or a topology that does not work without common rounds."""
+    if method.needs_rounds:
+        raise ConfigError(
+            f"schedule is async, but method {method.name} needs rounds: {method.needs_rounds}. Use"
+            " schedule=sync, or dispfl, dpsgd or fedfomo.",
+            key="schedule",
+        )
+    if topology.is_weighted:
+        raise ConfigError(
+            f"schedule is async, but topology {topology.name} has weights for the average of a"
+            " round; set topology.weights=false.",
+            key="schedule",
+        )
 
 
 def _check_density(value: Any) -> Any:

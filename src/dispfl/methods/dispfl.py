@@ -214,7 +214,7 @@ class DisPFL(Robust, Affinity):
     def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Mask) -> Mask:
         """Algorithm 2: the next mask, by prune and regrow."""
         T = self.horizon or trainer.T
-        alpha_t = prune_rate(min(trainer.t, T), T, self.alpha_0)
+        alpha_t = prune_rate(min(trainer.now, T), T, self.alpha_0)
         if alpha_t == 0:
             trainer.report.mask_change = 0.0
             return m_k

@@ -41,6 +41,10 @@ class FedFOMO(GossipMethod):
     """Share of them picked at random; the others are those that helped most so far, where they
     choose this peer too."""
 
+    @property
+    def needs_rounds(self) -> str:
+        return ""  # without rounds a peer weighs what arrives, and does not choose
+
     def choices(self, neighbours: int, t: int, T: int) -> int:
         count = min(self.models, neighbours)
         return min(count - round(self.explore * count), neighbours - 1)

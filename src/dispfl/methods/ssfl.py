@@ -45,6 +45,10 @@ class SSFL(DPSGD):
     With more rounds the peers' masks differ less. With 0 each peer has a mask of its own.
     """
 
+    @property
+    def needs_rounds(self) -> str:
+        return "its peers find their common mask in the first rounds"
+
     def resolved(self, topology: Topology, peers: int) -> Self:
         if self.score_rounds is not None:
             return self

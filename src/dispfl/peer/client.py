@@ -61,7 +61,7 @@ class Client:
         senders = expected_senders if senders is None else senders
         unasked = [name for name in expected_senders if name not in senders]
         responses = RoundResponses(list(senders), unasked)
-        self._sync_in_background(t)
+        self.sync_in_background(t)
         fetches = [self._fetch(name, request, responses) for name in senders]
         try:
             fetches += await self._fetch_from_spares(request, fetches, responses)
@@ -160,7 +160,7 @@ class Client:
         peer.answered += 1
         responses.take(fetch.sender, fetch.model, fetch.latency, fetch.messages)
 
-    def _sync_in_background(self, t: int) -> None:
+    def sync_in_background(self, t: int) -> None:
         """Sync with a member, if the last sync has ended: no round waits for it."""
         if self._sync is None or self._sync.done():
             self._sync = asyncio.create_task(self.members.sync(self._member_to_sync_with(t)))

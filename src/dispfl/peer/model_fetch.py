@@ -23,6 +23,7 @@ from dispfl.wire.refusals import Refusal
 
 if TYPE_CHECKING:
     from dispfl.peer.client import Client
+    from dispfl.peer.node_context import NodeContext
 
 MIN_BACKOFF = 0.1
 MAX_BACKOFF = 2.0
@@ -442,55 +443,12 @@ class ModelFetch:
 
     async def _decode(self, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""
-        ctx = self._ctx
-        sender = self.sender
         request = self._request
-        kept_counts = ctx.membership.kept_counts(sender)
-
-        def decode() -> PackedModel:
-            model = decode_model(ctx.codec, response.body, request.mask)
-            if kept_counts is not None:
-                check_answer(model.mask, kept_counts, sender, ctx.codec.layout)
-            return model
-
-        try:
-            if (response.header.get("round"), response.header.get("nonce")) != (request.t, nonce):
-                raise MessageError(
-                    Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request."
-                )
-            model = await ctx.compute(decode)
-            check_norm(model, request.norm, sender)
-            values = self._published_values(response, model, kept_counts)
-        except MessageError as problem:
-            ctx.guard.count(sender, problem.refusal)
-            ctx.peer_log.event(sender, "bad response", round=request.t, detail=str(problem))
+        received = await received_model(self._ctx, self.sender, request, response, nonce, request.t)
+        if received is None:
             return None
-
-        self._count_bytes(len(request.body), len(response.body), values)
+        model, self.messages = received
         return model
-
-    def _published_values(
-        self, response: Response, model: PackedModel, kept_counts: Sequence[int] | None
-    ) -> int:
-        """Return how many values the sender's model has, of which we requested a part.
-
-        It says so itself, and is believed as far as what it sent and announced allows.
-        """
-        stated = response.header.get("values")
-        if not isinstance(stated, int) or isinstance(stated, bool):
-            raise MessageError(
-                Refusal.MALFORMED, f"{self.sender}'s response lacks the number of its values."
-            )
-        most = self._ctx.codec.layout.size if kept_counts is None else sum(kept_counts)
-        return min(max(stated, model.values.numel()), most)
-
-    def _count_bytes(self, request_size: int, response_size: int, values: int) -> None:
-        """Count the request and its response, a model of so many values."""
-        self._peer.sent_bytes += request_size
-        self._peer.received_bytes += response_size
-        paper = BYTES_PER_VALUE * values + total_bytes(self._ctx.codec.tensors)
-        costs = exchange_costs(self._ctx.name, self.sender, request_size, paper, response_size)
-        self.messages = tuple(costs)
 
     async def _log_refusal(self, refused: Refused) -> None:
         """Log a refusal; after a spec mismatch, a sync reports which setting differs."""
@@ -515,3 +473,60 @@ class ModelFetch:
         self._peer.mark_unreachable()
         self._client.prober.watch(self.sender)
         self._ctx.peer_log.problem(self.sender, "unreachable", detail)
+
+
+async def received_model(
+    ctx: "NodeContext", sender: str, request: ModelRequest, response: Response, nonce: str, t: int
+) -> tuple[PackedModel, tuple[MessageCost, ...]] | None:
+    """Decode and check the model of round t in a response; None if it is refused.
+
+    Return it with the costs of the request and of the response.
+    """
+    kept_counts = ctx.membership.kept_counts(sender)
+
+    def decode() -> PackedModel:
+        model = decode_model(ctx.codec, response.body, request.mask)
+        if kept_counts is not None:
+            check_answer(model.mask, kept_counts, sender, ctx.codec.layout)
+        return model
+
+    try:
+        if (response.header.get("round"), response.header.get("nonce")) != (t, nonce):
+            raise MessageError(
+                Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request."
+            )
+        model = await ctx.compute(decode)
+        check_norm(model, request.norm, sender)
+        values = _published_values(ctx, sender, response, model, kept_counts)
+    except MessageError as problem:
+        ctx.guard.count(sender, problem.refusal)
+        ctx.peer_log.event(sender, "bad response", round=t, detail=str(problem))
+        return None
+
+    # Count the request and its response, a model of so many values.
+    peer = ctx.status.peers[sender]
+    peer.sent_bytes += len(request.body)
+    peer.received_bytes += len(response.body)
+    paper = BYTES_PER_VALUE * values + total_bytes(ctx.codec.tensors)
+    costs = exchange_costs(ctx.name, sender, len(request.body), paper, len(response.body))
+    return model, tuple(costs)
+
+
+def _published_values(
+    ctx: "NodeContext",
+    sender: str,
+    response: Response,
+    model: PackedModel,
+    kept_counts: Sequence[int] | None,
+) -> int:
+    """Return how many values the sender's model has, of which we requested a part.
+
+    It says so itself, and is believed as far as what it sent and announced allows.
+    """
+    stated = response.header.get("values")
+    if not isinstance(stated, int) or isinstance(stated, bool):
+        raise MessageError(
+            Refusal.MALFORMED, f"{sender}'s response lacks the number of its values."
+        )
+    most = ctx.codec.layout.size if kept_counts is None else sum(kept_counts)
+    return min(max(stated, model.values.numel()), most)

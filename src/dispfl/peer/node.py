@@ -85,17 +85,13 @@ class Node:
         try:
             await self._sleep(t)
             self.client.deadlines.start(asyncio.get_running_loop().time())
-            if at_round is None:
-                t = self._follow(t, await self._federation_round(t))
-            else:
-                t = self._obey(t, at_round)
-
+            t = await self._first_round(t, at_round)
             while t < self.ctx.rounds or await self._is_extended(t):
                 await self._sleep(t)
                 t, state = await self._round(t, state)
 
             self.ctx.status.round = t
-            await self._serve_stragglers()
+            await self._serve_last(t, state)
         finally:
             await self.client.close()
         self.ctx.status.state = self.ctx.status.final_state
@@ -113,6 +109,12 @@ class Node:
         await self.client.transport.serve(Server(ctx))
         facts = {"round": t, "rounds": ctx.rounds, "listening": ctx.listening}
         ctx.log("starting", facts)
+
+    async def _first_round(self, t: int, at_round: int | None) -> int:
+        """Return the round to begin with: the federation's, or the one that the operator names."""
+        if at_round is not None:
+            return self._obey(t, at_round)
+        return self._follow(t, await self._federation_round(t))
 
     async def _sleep(self, t: int) -> None:
         """Sleep before round t, if it is outside of this site's hours."""
@@ -292,10 +294,14 @@ class Node:
             ctx.name,
             t,
             requested=requested,
-            mixing_weights=ctx.participants.mixing_weights(t),
+            mixing_weights=self._mixing_weights(t, responses),
             evaluate=ctx.run.evaluates(t),
         )
         return await self.training.step(task, state, received)
+
+    def _mixing_weights(self, t: int, responses: RoundResponses) -> Mapping[str, float] | None:
+        """How much each model counts in our average; None: all the same."""
+        return self.ctx.participants.mixing_weights(t)
 
     async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
         """Save the round with the costs of its messages."""
@@ -386,13 +392,17 @@ class Node:
             pause = min(2 * pause, 5 * MAX_BACKOFF)
         return True
 
-    async def _serve_stragglers(self) -> None:
-        """Serve our last models until the remaining peers have them or the deadline has passed."""
+    async def _serve_last(self, t: int, state: PeerState) -> None:
+        """Serve our last models, after the last round."""
+        await self._serve_stragglers(self.client.deadlines.deadline)
+
+    async def _serve_stragglers(self, seconds: float) -> None:
+        """Serve our last models until the remaining peers have them or the time is up."""
         ctx = self.ctx
         ctx.status.state = "serving"
         clock = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(self.client.deadlines.deadline):
+            async with asyncio.timeout(seconds):
                 while self.client.notices or self._stragglers(clock()):
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:

@@ -242,6 +242,18 @@ class PublishedModels:
         published = self._rounds.get(t)
         return published.model if published else None
 
+    async def wait_for_newer(self, t: int, seconds: float) -> tuple[int, PackedModel] | None:
+        """Return the newest model and its round, once it is newer than that of round t; None if
+        that takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                while max(self._rounds, default=-1) <= t:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        newest = max(self._rounds)
+        return newest, self._rounds[newest].model
+
     def chooses(self, t: int, name: str) -> bool:
         """Whether we choose a peer in round t, and have not given it up since."""
         if t not in self._rounds:

@@ -20,6 +20,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
+from dispfl.peer.async_node import AsyncNode
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.membership.address import reach_text
@@ -234,7 +235,8 @@ async def open_node(
         listen = site.config().metrics.listen
         await stack.enter_async_context(serve_metrics(listen, metrics, log))
         await stack.enter_async_context(serving_site(site, log))
-        yield Node(ctx, client, training, saving), saving
+        node_class = AsyncNode if setup.run.settings.is_async else Node
+        yield node_class(ctx, client, training, saving), saving
 
 
 def _restore_status(status: NodeStatus, site: Site) -> None:

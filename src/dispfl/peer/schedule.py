@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
+from dispfl.core.staleness import Mode
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
@@ -31,6 +32,9 @@ class ScheduleSettings(Settings):
 
     table: ClassVar[str] = "schedule"
 
+    mode: Mode = "sync"
+    """sync: in each round a site waits for the models of its neighbours. async: nobody waits; a
+    term of the whole federation. `schedule = "async"` for short."""
     hours: str | None = None
     """The hours of the day in which the site trains and exchanges models, such as "20:00-06:00". A
     training step that has begun is finished."""

@@ -22,6 +22,8 @@ class Server:
 
     def __init__(self, ctx: NodeContext) -> None:
         self.ctx = ctx
+        self._begun: dict[tuple[str, str], int] = {}
+        """By sender and nonce: the round of the newest model, which a resumed response needs."""
 
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
@@ -78,6 +80,8 @@ class Server:
         ctx.status.peers[sender].asleep_until = None  # a site that sleeps does not ask this
         if ctx.schedule.asleep_for() > 0:
             return Response({"status": "asleep", **ctx.about_us()})
+        if "newer_than" in request.header:
+            return await self._answer_with_newest(sender, request, nonce)
         if ctx.joining and t <= ctx.status.round:
             message = f"{ctx.name} has just joined and has no model yet."
             self._refuse(sender, Refusal.JOINING, message)
@@ -96,6 +100,34 @@ class Server:
             status = await self._status_of_spare_place(sender, request, t)
             if status is not None:
                 return Response({"status": status, **ctx.about_us()})
+        return await self._answer_with_model(sender, request, t, nonce, model)
+
+    async def _answer_with_newest(self, sender: str, request: Request, nonce: str) -> Response:
+        """Answer with our newest model, or with "wait" if the sender has it already.
+
+        A resumed response goes on with the model that it began with.
+        """
+        ctx = self.ctx
+        newer_than = request.header.get("newer_than")
+        if not isinstance(newer_than, int) or isinstance(newer_than, bool):
+            self._refuse(sender, Refusal.MALFORMED, "A request for the newest model needs a round.")
+        if not ctx.run.settings.is_async:
+            message = f"The federation has rounds; {ctx.name} sends models of a round only."
+            self._refuse(sender, Refusal.MALFORMED, message)
+        if request.offset:
+            t = self._begun.get((sender, nonce), -1)
+            model = ctx.published.models().get(t)
+            if model is None:
+                return Response({"status": "stale", **ctx.about_us()})
+            return await self._answer_with_model(sender, request, t, nonce, model)
+
+        newest = await ctx.published.wait_for_newer(newer_than, HOLD_SECONDS)
+        if newest is None:
+            return Response({"status": "wait", **ctx.about_us()})
+        t, model = newest
+        for key in [key for key in self._begun if key[0] == sender]:
+            del self._begun[key]
+        self._begun[sender, nonce] = t
         return await self._answer_with_model(sender, request, t, nonce, model)
 
     async def _status_of_spare_place(self, sender: str, request: Request, t: int) -> str | None:

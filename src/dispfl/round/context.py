@@ -92,6 +92,8 @@ class RunContext:
     """With `method.density=fit`: the density that fits each peer's device."""
     secret_key: bytes = field(default=b"", repr=False)
     """With privacy: what batches and noise are drawn from; known to this process alone."""
+    step_counts: Mapping[str, int] = field(default_factory=dict)
+    """With privacy and `schedule = "async"`: how many steps each peer takes in the run."""
 
     def changed(self, **settings: Any) -> "RunContext":
         """Return the same run with other settings."""
@@ -115,6 +117,8 @@ class RunContext:
         """
         topology = self.settings.topology
         if not isinstance(self.method, GossipMethod) or not topology.offers_choice:
+            return 0
+        if self.settings.is_async:
             return 0
         neighbours = topology.connections(len(self.roster))
         return self.method.choices(neighbours, t, self.settings.rounds)
@@ -149,6 +153,8 @@ class RunContext:
     @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
+        if self.settings.is_async:
+            return False  # whole models: the receiver's next mask is not known yet
         return (
             self.settings.wire.exchange == "pull"
             and isinstance(self.method, GossipMethod)
@@ -367,6 +373,7 @@ class RunContext:
         train = self.train_of(peer)
         samples = len(self.data.peers[peer].train)
         rounds = 1 if peer in self.data.unseen else self._training_rounds
+        rounds = self.step_counts.get(peer, rounds)
         plan = make_plan(
             privacy.epsilon,
             privacy.delta,
@@ -543,6 +550,13 @@ class PeerTask:
     mixing_weights: Mapping[str, float] | None = None
     """Gossip round: how much the models of the neighbours, and the peer's own, count in its
     average; None: all the same."""
+    models: Mapping[str, int] | None = None
+    """Asynchronous step, where `t` counts the peer's own steps: by sender, the number of the step
+    that the received model is the result of."""
+    passed: float | None = None
+    """Asynchronous step: the rounds that have passed when it begins."""
+    sends: bool = False
+    """Asynchronous step: its model will be averaged by others."""
     server: PeerState | None = None
     """Server round: the state of the server that selected the peer."""
     global_model: PackedModel | None = None
@@ -632,6 +646,14 @@ class Engine(Protocol):
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Run the tasks; yield each peer's name and result as soon as it is done."""
+        ...
+
+    def run_steps(self, tasks: Sequence[PeerTask]) -> Iterator[tuple[PeerTask, StepResult]]:
+        """Run asynchronous steps, each after those that it depends on; yield them when done."""
+        ...
+
+    def end_steps(self, t: int, needed: Mapping[str, Collection[int]]) -> None:
+        """End asynchronous round t; `needed` has the models that later steps may average."""
         ...
 
     def end_round(self) -> None:

@@ -345,11 +345,18 @@ def sent_model(
     context: RunContext, task: PeerTask, sender: str, states: Mapping[str, PeerState]
 ) -> PackedModel:
     """Return the model that a sender, a neighbour or the server, sends for a task."""
+    if task.models is not None:
+        return states[sender].sent[task.models[sender]]
     if task.server is None:
         return published_model(context, states[sender])
     assert isinstance(context.method, ServerMethod)
     model = context.method.broadcast(task.server, states[task.peer])
     return checked_part(context, model, "broadcast")
+
+
+def sent_in(task: PeerTask, sender: str) -> int:
+    """Return when a sender's model was made: the round, or the number of its asynchronous step."""
+    return task.t if task.models is None else task.models[sender]
 
 
 def checked_part(context: RunContext, model: PackedModel, function: str) -> PackedModel:

@@ -285,6 +285,7 @@ def peer_step(
         run=context.training_of(task.peer),
         peer=task.peer,
         t=task.t,
+        passed=task.passed,
         requested=task.requested,
         mixing_weights=task.mixing_weights,
         evaluate=task.evaluate,

@@ -29,6 +29,7 @@ from dispfl.methods.base import PeerState
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
+from dispfl.runs.async_clock import steps_in_run
 from dispfl.runs.callbacks import Callback, UserCallbacks, check_callbacks
 from dispfl.runs.directory import (
     SPLIT,
@@ -89,6 +90,8 @@ def execute(
         if context.settings.privacy.enabled:
             key = directory.secret_key() if directory and out else os.urandom(KEY_BYTES)
             context = replace(context, secret_key=key)
+            if context.settings.is_async:
+                context = replace(context, step_counts=steps_in_run(context))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         _warn_about_buffers(context)
 
@@ -225,8 +228,10 @@ def running_engine(
 def connect_engine(settings: Simulation, ray_address: str | None = None) -> None:
     """Connect to the Ray cluster, if one is configured.
 
-    A wrong address is noticed before there is a run directory.
+    A wrong address, and settings that no simulation can have, are noticed before there is a run
+    directory.
     """
+    settings.check_async_simulation()
     if settings.engine == "ray":
         from dispfl.engines.ray_pool import cluster_address, connect  # an extra, and slow to import
 

@@ -5,15 +5,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dispfl.core.layout import Layout
 from dispfl.core.quantities import SIMULATED
 from dispfl.core.report import Report
-from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.costs.flops import ForwardCost
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError, user_errors
 from dispfl.methods.base import SERVER, PeerState
+from dispfl.round.async_gossip import async_round
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
+from dispfl.runs.async_clock import AsyncClock, run_cost
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, check_records, main_scores, round_metrics
 from dispfl.runs.progress_file import ProgressFile
@@ -68,7 +69,7 @@ class Follower:
     directory: RunDirectory
     on_round: Callable[[Metrics], None] = lambda metrics: None
     records: list[Metrics] = field(default_factory=list)
-    clock: RunClock | None = None
+    clock: RunClock | AsyncClock | None = None
     evaluated: Mapping[str, PeerState] = field(default_factory=dict)
     """The state that each peer was evaluated with after the last round."""
 
@@ -144,6 +145,8 @@ def _partial_round(
     context: RunContext, engine: Engine, checkpoints: Checkpoints, t: int
 ) -> dict[str, StepResult]:
     """Return the steps of round t that were finished before an interruption."""
+    if context.settings.is_async:
+        return {}
     try:
         steps = engine.partial_round(t)
     except DamagedError as damage:
@@ -170,14 +173,13 @@ def run_rounds(
 
     Metrics are written before the checkpoint that makes the round count.
     """
-    module = context.module()
-    cost = forward_cost(
-        module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]
-    )
+    cost = run_cost(context)
     cost.warn()
-    clock = _clock(context, history.records)
+    clock = _clock(context, cost, history.records)
     for follower in followers:
-        follower.clock = _clock(follower.context, follower.records)
+        follower.clock = clock
+        if not isinstance(clock, AsyncClock):
+            follower.clock = _clock(follower.context, cost, follower.records)
     peers = len(context.roster)
     observer.begin(
         len(history.records) * peers + len(history.partial_round), context.settings.rounds * peers
@@ -199,14 +201,13 @@ def run_rounds(
             directory.checkpoints.saves_round = saves
         try:
             with user_errors(f"Round {t}"):
-                trained = train_round(
-                    context,
-                    history.server,
-                    t,
-                    engine,
-                    history.partial_round,
-                    after_step,
-                )
+                if isinstance(clock, AsyncClock):
+                    timed = clock.next_round()
+                    trained = async_round(context, timed, clock.sizes, t, engine, after_step)
+                else:
+                    trained = train_round(
+                        context, history.server, t, engine, history.partial_round, after_step
+                    )
                 seconds = time.perf_counter() - began
                 for follower in followers:
                     follower.evaluate(trained, t, engine, cost, seconds)
@@ -270,8 +271,12 @@ def _save_states(
     checkpoints.complete(t)
 
 
-def _clock(context: RunContext, records: Sequence[Metrics]) -> RunClock | None:
+def _clock(
+    context: RunContext, cost: ForwardCost, records: Sequence[Metrics]
+) -> RunClock | AsyncClock | None:
     """Return the clock of a run after its rounds so far; None without one."""
+    if context.settings.is_async:
+        return AsyncClock(context, cost, len(records))
     roster = context.data.participants
     fleet = context.simulation.fleet_of(roster)
     return RunClock(fleet, roster, records) if fleet else None
@@ -283,10 +288,12 @@ def _record(
     result: Round,
     cost: ForwardCost,
     seconds: float,
-    clock: RunClock | None,
+    clock: RunClock | AsyncClock | None,
 ) -> Metrics:
     """Return the line of a round, with its simulated times if there is a clock."""
-    record = round_metrics(t, result, context.task, cost, seconds, all_sizes=clock is not None)
+    record = round_metrics(
+        t, result, context.task, cost, seconds, all_sizes=isinstance(clock, RunClock)
+    )
     if clock is not None:
         record[SIMULATED] = clock.advance(record)
     return record

@@ -43,6 +43,11 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
 
     A changed fleet, or changed classes, leave nothing of the fleet that the run had.
     """
+    if config.get("schedule") == "async":
+        raise RunError(
+            "The run has schedule=async, so that what its peers learn depends on their devices: run"
+            " it again on another fleet."
+        )
     for key in changes:
         if key not in OF_A_CLOCK:
             raise ConfigError(

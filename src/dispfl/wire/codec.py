@@ -150,7 +150,11 @@ class Codec:
     def model_size(self, model: PackedModel) -> int:
         """Return the length of `encode_model` with plain coding."""
         self._check_dense(model.mask)
-        return self._size(self._flag_count, model.mask.kept)
+        return self.whole_size(model.mask.kept)
+
+    def whole_size(self, kept: int) -> int:
+        """Return the length of `encode_model` with plain coding, of a model with so many values."""
+        return self._size(self._flag_count, kept)
 
     def request_size(self) -> int:
         """Return the length of `encode_request` with plain coding."""

@@ -108,8 +108,10 @@ class OutboxReader:
     async def request(self, peer: str, request: Request) -> Response:
         """Answer a request from the member's outbox; raise `Refused` or `Unreachable`."""
         member = self._open(peer)
-        t = request.header.get("round") if request.kind == "model" else None
-        content = await self._content(peer, member, t)
+        wanted = None
+        if request.kind == "model" and "newer_than" not in request.header:
+            wanted = request.header.get("round")
+        content = await self._content(peer, member, wanted)
         request.on_alive()
         if request.kind == "sync":
             return await self._answer_sync(peer, member, content, request)
@@ -236,6 +238,10 @@ class OutboxReader:
         current_round = content.about["current_round"]
         assert isinstance(current_round, int)
         model = _model(content, t)
+        if "newer_than" in request.header:
+            model = _newest(content, request.header["newer_than"])
+            if model is None:
+                return Response({"status": "wait", **content.about})
         if model is None:
             is_past = isinstance(t, int) and t < current_round
             if isinstance(t, int) and t <= current_round and content.joining:
@@ -308,6 +314,14 @@ def _model(content: HeadContent, t: JSON) -> StoredModel | None:
         if model.round == t:
             return model
     return None
+
+
+def _newest(content: HeadContent, newer_than: JSON) -> StoredModel | None:
+    """Return the newest model, if it is newer than that of a round."""
+    newest = max(content.models, key=lambda model: model.round, default=None)
+    if newest is None or not isinstance(newer_than, int) or newest.round <= newer_than:
+        return None
+    return newest
 
 
 def _texts(spec: Any) -> dict[str, str]:

@@ -23,6 +23,8 @@ SHARED = (
     "task",
     "metric",
     "eval_every",
+    "schedule",
+    "staleness",
 )
 """The keys of a config file that a roster may have."""
 LOCAL_DATA = ("path", "test_path", "dir", "hub", "reload")
@@ -40,6 +42,11 @@ def roster_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key in LOCAL_DATA:
         if key in tables.get("data", {}):
             _refuse_local(f"data.{key}")
+    schedule = settings.get("schedule")
+    if isinstance(schedule, Mapping):  # hours are each site's own, the mode is a term of all
+        for key in schedule:
+            if key != "mode":
+                _refuse_local(f"schedule.{key}")
     for name, table in tables.items():
         _refuse_code(name, table.get("name"))
         _refuse_code(f"{name}.factory", table.get("factory"))

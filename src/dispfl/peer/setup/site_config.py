@@ -1,14 +1,14 @@
 """A site's settings: those that all runs have, and its own network, threads and deadlines."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.config import compose_values, parse_overrides
 from dispfl.errors import ConfigError
 from dispfl.experiment import NamedSettings
-from dispfl.methods.base import GossipMethod, Method
+from dispfl.methods.base import GossipMethod, Method, check_async
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.deadlines import DeadlineSettings
 from dispfl.peer.schedule import ScheduleSettings
@@ -28,6 +28,7 @@ OUTBOX_NEEDS_PUSH = (
 class SiteConfig(NamedSettings):
     """What a site trains and how; most of it is equal at all sites (`dispfl.peer.setup.spec`)."""
 
+    SHORT: ClassVar[Mapping[str, str]] = {"schedule": "mode"}
     validation: float = Field(default=0.0, ge=0, lt=1)
     """Share of the site's training samples that is held out for choices such as when to stop; 0:
     none."""
@@ -53,6 +54,16 @@ class SiteConfig(NamedSettings):
     """Where it shows its figures to a monitoring system."""
     view: ViewSettings = ViewSettings()
     """Where it shows its page to its operator's browser."""
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _mode_alone(cls, value: Any) -> Any:
+        """Accept `schedule = "async"` for a table with this mode."""
+        return {"mode": value} if isinstance(value, str) else value
+
+    @property
+    def is_async(self) -> bool:
+        return self.schedule.mode == "async"
 
     @classmethod
     def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":
@@ -84,7 +95,7 @@ class SiteConfig(NamedSettings):
     def pulls(self) -> bool:
         """Whether sites request models with their own masks, so that no stored one would do."""
         is_masked = isinstance(self.method, GossipMethod) and self.method.pulls_masked
-        return self.wire.exchange == "pull" and is_masked
+        return self.wire.exchange == "pull" and is_masked and not self.is_async
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse settings that only work in a simulation."""
@@ -95,6 +106,8 @@ class SiteConfig(NamedSettings):
                 f" of: {', '.join(names)}.",
                 key="method",
             )
+        if self.is_async:
+            self._check_async()
         check_mixing_weights(self.method, self.topology)
         if isinstance(getattr(self.method, "density", None), tuple):
             raise ConfigError(
@@ -108,4 +121,20 @@ class SiteConfig(NamedSettings):
                 f" ({self.least_density:g}), which all sites share. Raise method.density, or lower"
                 " smallest_density at every site.",
                 key="method.density",
+            )
+
+    def _check_async(self) -> None:
+        """Refuse what only makes sense for sites that wait for others."""
+        check_async(self.method, self.topology)
+        if self.deadlines != DeadlineSettings():
+            raise ConfigError(
+                "schedule is async, where no site waits for another, but deadlines says how long"
+                " rounds wait; omit the table deadlines, or use schedule=sync.",
+                key="deadlines",
+            )
+        if self.alone_rounds:
+            raise ConfigError(
+                f"alone_rounds is {self.alone_rounds}, but with schedule=async a site goes on"
+                " without the others; omit it.",
+                key="alone_rounds",
             )

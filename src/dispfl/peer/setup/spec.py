@@ -102,6 +102,9 @@ def federation_spec(
         "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
         "first_weights": _digest(weight_bytes),
     }
+    if context.settings.is_async:
+        spec["schedule"] = "async"
+        spec |= _entries("staleness", context.settings.staleness.model_dump(mode="json"))
     if context.tensors:
         spec["tensors"] = _compact({name: str(context.tensors[name]) for name in context.tensors})
     if schema is not None:

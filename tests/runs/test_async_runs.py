@@ -1,0 +1,159 @@
+"""Runs whose peers do not wait: their records, costs and limits; what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from messages import refused
+
+from dispfl.config import compose
+from dispfl.core.quantities import SIMULATED
+from dispfl.costs.steps import step_operations
+from dispfl.errors import ConfigError, RunError
+from dispfl.report.comparison import compare
+from dispfl.report.page import write_report
+from dispfl.report.runs import Budget, read_run
+from dispfl.round.exchange import published_model
+from dispfl.round.round import initial_states
+from dispfl.runs.async_clock import message_sizes, run_cost, steps_in_run
+from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.prepare import prepare
+from dispfl.runs.timing import another_fleet
+
+TINY = [
+    "peers=4",
+    "rounds=4",
+    "topology.degree=2",
+    "partition.samples_per_peer=12",
+    "partition.test_samples_per_peer=4",
+    "train.epochs=1",
+    "train.batch_size=8",
+    "workers=1",
+    "schedule=async",
+    "classes.fast={share=0.5, speed=2e9}",
+    "classes.slow={speed=7e8}",
+]
+
+
+def a_run(out: Path, *settings: str) -> list[dict[str, Any]]:
+    ExperimentRun.create(compose({}, [*TINY, *settings]), out).run()
+    return read_metrics(out)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method=dispfl"],
+        ["method=dispfl", "method.structure=channels", "method.density=[0.3,0.8]"],
+        ["method=dispfl", "method.private=head", "method.robust=clip", "method.byzantine=0"],
+        ["method=dpsgd", "method.density=0.5"],
+        ["method=fedfomo"],
+        ["method=dfedsam"],
+        ["method=local"],
+    ],
+    ids=" ".join,
+)
+def test_operations_and_bytes_are_known_before_a_step_begins(
+    settings: list[str], tmp_path: Path
+) -> None:
+    records = a_run(tmp_path / "run", "eval_every=4", *settings)
+    experiment = compose({}, [*TINY, *settings])
+    _, _, context = prepare(experiment)
+    sizes = message_sizes(context)
+    for peer, state in initial_states(context).items():
+        assert sizes[peer].wire == context.codec.model_size(published_model(context, state))
+
+    cost = run_cost(context)
+    steps = 0
+    for record in records[:-1]:  # the last one is evaluated
+        links = (record["links"] or "").split(";")
+        for k, peer in enumerate(context.roster):
+            taken = record["steps"]["per_peer"][k]
+            models = 0 if links[k] == "-" else len(_positions(links[k]))
+            if taken == 1:
+                expected = step_operations(context, cost, peer, models)
+                assert record["kernel_flops"]["per_peer"][k] == expected
+                steps += 1
+    assert steps >= 4
+
+
+def _positions(entry: str) -> list[int]:
+    positions: list[int] = []
+    for part in entry.split():
+        first, _, last = part.partition("-")
+        positions += range(int(first), int(last or first) + 1)
+    return positions
+
+
+def test_lines_are_at_equal_hours_and_all_that_reads_runs_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    records = a_run(path, "round_hours=0.001", "method=dpsgd-ft", "method.tune_every=2")
+    hours = [record[SIMULATED]["hours"] for record in records]
+    assert hours == pytest.approx([0.001, 0.002, 0.003, 0.004])
+    steps = [record["steps"]["per_peer"] for record in records]
+    assert sum(of_round[0] or 0 for of_round in steps) > sum(of_round[3] or 0 for of_round in steps)
+    assert any(record["staleness"] for record in records)
+    assert all(record["busiest"]["wire_mb"] > 0 for record in records)
+    summary = read_summary(path)
+    assert summary is not None
+    assert summary[SIMULATED]["busy"] == 1.0
+
+    write_report([path], path / "report.html")
+    compare([({"schedule": "async"}, path)], Budget.HOURS)
+    assert read_run(path).records == records
+    with refused(RunError):
+        another_fleet({**compose({}, TINY).to_toml()}, {"fleet": "phones"})
+
+
+def test_an_extended_run_gives_what_a_longer_one_gives(tmp_path: Path) -> None:
+    settings = ["eval_every=3", "method.horizon=4", "staleness.reuse=true"]
+    longer = a_run(tmp_path / "longer", *settings, "rounds=5")
+    a_run(tmp_path / "run", *settings, "rounds=2")
+    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run()
+    extended = read_metrics(tmp_path / "run")
+    for record in (*longer, *extended):
+        record.pop("seconds")
+        record.pop("peer_seconds")
+    assert extended == longer
+
+
+def test_a_privacy_budget_lasts_for_a_peer_s_own_steps(tmp_path: Path) -> None:
+    """Fast peers take more steps, each with more noise: all spend the same in the end."""
+    settings = ["privacy.epsilon=4", "method.alpha_0=0"]
+    records = a_run(tmp_path / "run", *settings)
+    spent = records[-1]["epsilon"]["per_peer"]
+    last = [value for value in spent if value is not None]
+    assert all(3.5 < epsilon <= 4.0 for epsilon in last)
+    assert not any(record["failures"] for record in records)
+    _, _, context = prepare(compose({}, [*TINY, *settings]))
+    steps = steps_in_run(context)
+    assert steps["000"] > 2 * steps["003"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["method=fedavg"], "schedule"),
+        (["method=da-dpfl"], "schedule"),
+        (["method=dfedpgp"], "schedule"),
+        (["method.affinity=head"], "schedule"),
+        (["method=ssfl"], "schedule"),
+        (["topology.offline_prob=0.1"], "topology.offline_prob"),
+        (["wire.coding=zstd"], "wire.coding"),
+        (["memory_limit=1"], "memory_limit"),
+        (["schedule=sync", "round_hours=1"], "round_hours"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_needs_rounds_is_refused_before_there_is_a_run(
+    settings: list[str], key: str, tmp_path: Path
+) -> None:
+    with refused(ConfigError, key=key):
+        a_run(tmp_path / "run", *settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_peers_without_devices_are_refused(tmp_path: Path) -> None:
+    with refused(ConfigError, key="schedule"):
+        ExperimentRun.create(compose({}, ["schedule=async"]), tmp_path / "run")
