@@ -18,7 +18,7 @@ from dispfl.report.html import (
     Heading,
     HtmlPage,
     HtmlTable,
-    Link,
+    Hyperlink,
     Remark,
     Section,
 )
@@ -45,7 +45,7 @@ from dispfl.view.overview import (
     unreadable_overview,
 )
 
-HOME = Link("All runs", "/")
+HOME = Hyperlink("All runs", "/")
 MAX_RUNS = 500
 """Runs that one page compares."""
 MAX_NAMED = 40
@@ -100,7 +100,7 @@ class RunPage:
         report = self._report
         return replace(
             report.page,
-            sections=[self._now(report.runs), *report.page.sections],
+            sections=[self._now_or_problem(report.runs), *report.page.sections],
             contents={NOW: "Now", **CONTENTS},
             kicker=self.address,
             home=HOME,
@@ -141,6 +141,14 @@ class RunPage:
             page = replace(page, sections=[section, *page.sections])
         return page
 
+    def _now_or_problem(self, runs: Runs) -> Section:
+        try:
+            return self._now(runs)
+        except UNREADABLE as problem:
+            section = Section(NOW, "Now")
+            section.remark(reason_of(self.paths[0], problem))
+            return section
+
     def _now(self, runs: Runs) -> Section:
         section = Section(NOW, "Now")
         if len(self.paths) == 1:
@@ -173,7 +181,7 @@ class RunPage:
     def _cells(self, path: Path, shown: RunOverview) -> list[Cell]:
         address = self._address_of(path)
         return [
-            Link(address.removeprefix(f"{self.address}/"), page_address(address)),
+            Hyperlink(address.removeprefix(f"{self.address}/"), page_address(address)),
             *overview_cells(shown),
         ]
 
@@ -196,7 +204,9 @@ class RunPage:
                 state = "not running"
             table.rows.append(
                 [
-                    Link(site.name, page_address(f"{self._address_of(path)}/{SITES}/{site.name}")),
+                    Hyperlink(
+                        site.name, page_address(f"{self._address_of(path)}/{SITES}/{site.name}")
+                    ),
                     state,
                     str(status.get("round", "–")),
                     "–" if score is None else f"{score:.3f}",
