@@ -129,7 +129,7 @@ class RunPage:
         ]
         try:
             if not any(run.records for run in readable):
-                return _without_report(*problems, "No round is finished yet.")
+                return _without_report(*problems, self._why_no_round())
             page = report_page(group_runs(readable), self._root / "report.html")
             page = replace(page, sections=list(map(_drawn, page.sections)))
         except UNREADABLE as problem:
@@ -140,6 +140,11 @@ class RunPage:
                 section.remark(text)
             page = replace(page, sections=[section, *page.sections])
         return page
+
+    def _why_no_round(self) -> str:
+        if any(map(site_folders, self.paths)):
+            return "The report follows once all peers have finished."
+        return "No round is finished yet."
 
     def _now_or_problem(self, runs: Runs) -> Section:
         try:
@@ -258,7 +263,8 @@ def _run_now(path: Path, run: RecordedRun | Exception) -> Iterator[Block]:
     finished = f"{shown.rounds} of {plural(shown.all_rounds, 'round')} finished"
     if shown.seconds_left is not None:
         finished += f", {time_text(shown.seconds_left)} left"
-    yield Remark(f"{finished}. {shown.detail}".strip())
+    if shown.rounds or not site_folders(path):  # else the peers know better
+        yield Remark(f"{finished}. {shown.detail}".strip())
     progress = read_progress(path)
     if shown.activity is Activity.RUNNING and progress is not None:
         yield PeersNow.of(run, progress)
