@@ -38,6 +38,7 @@ TABLES = {
     "deadlines": "How long a site's rounds wait for other sites.",
     "schedule": "When a site trains and exchanges models; by default always.",
     "metrics": "Where a site shows its figures to Prometheus; off by default.",
+    "view": "Where a site shows [its page](../view.md) to a browser; off by default.",
 }
 
 

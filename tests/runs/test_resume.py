@@ -34,6 +34,9 @@ import dispfl.report.plots, dispfl.report.result_tables
 import dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
 import matplotlib.backends.backend_agg
 from dispfl.engines import checkpoint
+from dispfl.runs import progress_file
+
+progress_file.WRITE_INTERVAL = float("inf")  # the number of these writes depends on the time
 
 def die_before(moment):
     changes = 0

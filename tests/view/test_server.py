@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +15,7 @@ from messages import refused
 
 from dispfl.errors import ConfigError
 from dispfl.report.html import page_script
+from dispfl.runs.directory import RunDirectory
 from dispfl.view import background, server
 from dispfl.view.background import viewed
 from dispfl.view.listen import parse_listen
@@ -164,7 +165,8 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
     write: Write, tmp_path: Path, fast: None
 ) -> None:
     write(f"runs/{EVIL.replace('/', '_')}", [[0.5, 0.6]], method={"name": EVIL})
-    named = write("runs/named", [[0.5, 0.6]], rounds=3, method={"name": EVIL})
+    evil_names = {"method": {"name": EVIL}, "names": [EVIL, "bob"]}
+    named = write("runs/named", [[0.5, 0.6]], rounds=3, **evil_names)
     content = {"round": 1, "began": 1e300, "finished": [EVIL], "error": EVIL}
     (named / ".progress.json").write_text(json.dumps(content))
     os.mkfifo(write("runs/pipe", [[0.5]], rounds=2) / "summary.json")
@@ -179,7 +181,8 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         'seed = 0\nrounds = 1\npeers = 10000000000\n[method]\nname="a"'
     )
     write("runs/good", [[0.5, 0.6]])
-    with viewed(tmp_path / "runs") as place:
+    running = RunDirectory.open(named)
+    with closing(running), viewed(tmp_path / "runs") as place:
         assert place is not None
         with Client(place.address) as client:
             pages = [client.page("/")]
@@ -192,6 +195,7 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         assert 'onload="x' not in html
         assert "root:" not in html
     assert "&lt;script&gt;alert" in pages[0]
+    assert any("The name of a peer must be 1 to 40 letters" in html for html in pages)
 
 
 def test_beyond_this_machine_a_token_is_asked_for(

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -70,7 +71,7 @@ def up(
     from dispfl.cli.run import data_dir_override
     from dispfl.core.names import roster_of
     from dispfl.peer.local_federation import PeerProcesses, collect_results
-    from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.directory import RunDirectory, read_config, read_summary
     from dispfl.view.background import viewed
 
     arguments = list(arguments or [])
@@ -92,7 +93,7 @@ def up(
 
     processes = PeerProcesses(path, roster_of(read_config(path)), simultaneous=resume is not None)
     metric = experiment.metric[0].rpartition(":")[2]
-    with viewed(path) as place:
+    with closing(RunDirectory.open(path)), viewed(path) as place:
         if place is not None:
             print_text(console, f"View: {place.address}")
         watch(processes, experiment.rounds, metric, console)

@@ -200,7 +200,7 @@ def content_policy(*, live: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class Link(Block):
+class Hyperlink(Block):
     """A link to another page."""
 
     template = "link.html"
@@ -220,7 +220,7 @@ class HtmlPage(Block):
     """The names of sections in the table of contents."""
     summary: Block | None = None
     kicker: str = "dispfl report"
-    home: Link | None = None
+    home: Hyperlink | None = None
 
     @cached_property
     def parts(self) -> dict[str, Markup]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from dispfl.report.charts import coordinate, element, thin_out
-from dispfl.report.html import Block, Cell, Heading, HtmlPage, HtmlTable, Link, Section
+from dispfl.report.html import Block, Cell, Heading, HtmlPage, HtmlTable, Hyperlink, Section
 from dispfl.report.wording import UNKNOWN, plural
 from dispfl.view.folders import FoundFolders, WatchedFolders
 from dispfl.view.overview import (
@@ -134,7 +134,7 @@ class RunList:
         heading = group or shown[0]
         section = Section(anchor(group), heading)
         if group and len(addresses) > 1:
-            section.add(PageLink(Link("Compare all of these runs", page_address(group))))
+            section.add(PageLink(Hyperlink("Compare all of these runs", page_address(group))))
         section.add(self._table(f"Runs in {heading}", group, shown))
         return section
 
@@ -146,7 +146,7 @@ class RunList:
         return table
 
     def _cells(self, address: str, name: str) -> Iterator[Cell]:
-        yield Link(name, page_address(address))
+        yield Hyperlink(name, page_address(address))
         shown = self.overview_of(address)
         if shown is None:
             yield from ["not read yet", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN]
@@ -157,7 +157,7 @@ class RunList:
         section = Section("sites", "Sites")
         table = HtmlTable("Sites of real federations", [Heading("Site"), Heading("Folder")])
         for address, path in self.found.sites.items():
-            table.rows.append([Link(address, page_address(address)), str(path)])
+            table.rows.append([Hyperlink(address, page_address(address)), str(path)])
         section.add(table)
         return section
 
@@ -189,7 +189,7 @@ class PageLink(Block):
     """A link in a paragraph of its own."""
 
     template = "page_link.html"
-    link: Link
+    link: Hyperlink
 
 
 @dataclass(frozen=True)

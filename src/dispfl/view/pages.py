@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dispfl.report.html import HtmlPage
-from dispfl.view.folders import WatchedFolders
+from dispfl.view.folders import FoundFolders, WatchedFolders
 from dispfl.view.list_page import RunList
 from dispfl.view.run_page import HOME, RunPage
 from dispfl.view.site_page import SitePage
 
+MAX_PAGES = 16
+"""Pages whose runs are kept in memory: those that were asked for last."""
 LOOK_SECONDS = 1.0
 """How long what was found in the folders is used."""
 
@@ -27,26 +29,30 @@ class RunPages:
 
     def find(self, address: str) -> Callable[[], HtmlPage] | None:
         """Return the function that draws the page at an address; None if there is none."""
-        with self._lock:
+        with self._lock:  # requests come on several threads
             if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 self._list.look()
                 self._looked_at = time.monotonic()
-        found = self._list.found
-        sites = dict(found.sites)
+            return self._find(address, self._list.found)
+
+    def _find(self, address: str, found: FoundFolders) -> Callable[[], HtmlPage] | None:
         if address == "":
-            if len(sites) == 1 and not found.runs:
-                [folder] = sites.values()
+            if len(found.sites) == 1 and not found.runs:
+                [folder] = found.sites.values()
                 return SitePage(folder, None).page
             return self._list.page
-        if address in sites:
-            return SitePage(sites[address], HOME).page
+        if address in found.sites:
+            return SitePage(found.sites[address], HOME).page
         paths = found.runs_below(address)
         if address in found.runs:
             paths = [found.runs[address]]
         if not paths:
             self._pages.pop(address, None)
             return None
-        known = self._pages.get(address)
-        if known is None or known.paths != paths:
-            known = self._pages[address] = RunPage(address, paths, self._folders)
-        return known.page
+        page = self._pages.pop(address, None)
+        if page is None or page.paths != paths:
+            page = RunPage(address, paths, self._folders)
+        self._pages[address] = page
+        while len(self._pages) > MAX_PAGES:
+            del self._pages[next(iter(self._pages))]
+        return page.page

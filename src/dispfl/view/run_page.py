@@ -18,7 +18,7 @@ from dispfl.report.html import (
     Heading,
     HtmlPage,
     HtmlTable,
-    Link,
+    Hyperlink,
     Remark,
     Section,
 )
@@ -45,7 +45,7 @@ from dispfl.view.overview import (
     unreadable_overview,
 )
 
-HOME = Link("All runs", "/")
+HOME = Hyperlink("All runs", "/")
 MAX_RUNS = 500
 """Runs that one page compares."""
 MAX_NAMED = 40
@@ -100,7 +100,7 @@ class RunPage:
         report = self._report
         return replace(
             report.page,
-            sections=[self._now(report.runs), *report.page.sections],
+            sections=[self._now_or_problem(report.runs), *report.page.sections],
             contents={NOW: "Now", **CONTENTS},
             kicker=self.address,
             home=HOME,
@@ -129,7 +129,7 @@ class RunPage:
         ]
         try:
             if not any(run.records for run in readable):
-                return _without_report(*problems, "No round is finished yet.")
+                return _without_report(*problems, self._why_no_round())
             page = report_page(group_runs(readable), self._root / "report.html")
             page = replace(page, sections=list(map(_drawn, page.sections)))
         except UNREADABLE as problem:
@@ -140,6 +140,19 @@ class RunPage:
                 section.remark(text)
             page = replace(page, sections=[section, *page.sections])
         return page
+
+    def _why_no_round(self) -> str:
+        if any(map(site_folders, self.paths)):
+            return "The report follows once all peers have finished."
+        return "No round is finished yet."
+
+    def _now_or_problem(self, runs: Runs) -> Section:
+        try:
+            return self._now(runs)
+        except UNREADABLE as problem:
+            section = Section(NOW, "Now")
+            section.remark(reason_of(self.paths[0], problem))
+            return section
 
     def _now(self, runs: Runs) -> Section:
         section = Section(NOW, "Now")
@@ -173,7 +186,7 @@ class RunPage:
     def _cells(self, path: Path, shown: RunOverview) -> list[Cell]:
         address = self._address_of(path)
         return [
-            Link(address.removeprefix(f"{self.address}/"), page_address(address)),
+            Hyperlink(address.removeprefix(f"{self.address}/"), page_address(address)),
             *overview_cells(shown),
         ]
 
@@ -196,7 +209,9 @@ class RunPage:
                 state = "not running"
             table.rows.append(
                 [
-                    Link(site.name, page_address(f"{self._address_of(path)}/{SITES}/{site.name}")),
+                    Hyperlink(
+                        site.name, page_address(f"{self._address_of(path)}/{SITES}/{site.name}")
+                    ),
                     state,
                     str(status.get("round", "–")),
                     "–" if score is None else f"{score:.3f}",
@@ -248,7 +263,8 @@ def _run_now(path: Path, run: RecordedRun | Exception) -> Iterator[Block]:
     finished = f"{shown.rounds} of {plural(shown.all_rounds, 'round')} finished"
     if shown.seconds_left is not None:
         finished += f", {time_text(shown.seconds_left)} left"
-    yield Remark(f"{finished}. {shown.detail}".strip())
+    if shown.rounds or not site_folders(path):  # else the peers know better
+        yield Remark(f"{finished}. {shown.detail}".strip())
     progress = read_progress(path)
     if shown.activity is Activity.RUNNING and progress is not None:
         yield PeersNow.of(run, progress)

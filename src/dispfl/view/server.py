@@ -285,7 +285,12 @@ class PageServer:
 def _event(drawn: Drawn, known: Mapping[str, str]) -> bytes:
     """Return the parts that differ from those that a reader has, and the order of all."""
     changed = {name: html for name, html in drawn.parts.items() if known.get(name) != html}
-    content = {"title": drawn.title, "order": list(drawn.parts), "changed": changed}
+    content = {
+        "title": drawn.title,
+        "digest": drawn.digest,
+        "order": list(drawn.parts),
+        "changed": changed,
+    }
     return f"event: parts\ndata: {json.dumps(content)}\n\n".encode()
 
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from dispfl.errors import DispflError
 from dispfl.files import RUN, read_regular
 from dispfl.report.charts import Curve, line_chart
-from dispfl.report.html import Block, Figure, Figures, Heading, HtmlPage, HtmlTable, Link, Section
+from dispfl.report.html import (
+    Block,
+    Figure,
+    Figures,
+    Heading,
+    HtmlPage,
+    HtmlTable,
+    Hyperlink,
+    Section,
+)
 from dispfl.report.units import bytes_text
 from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_metrics
@@ -66,7 +75,7 @@ class FindingMark(Block):
 class SitePage:
     """The page of the site in a folder."""
 
-    def __init__(self, folder: Path, home: Link | None) -> None:
+    def __init__(self, folder: Path, home: Hyperlink | None) -> None:
         self._folder = folder
         self._home = home
 

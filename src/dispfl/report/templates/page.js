@@ -267,27 +267,41 @@
     enhance(part);
     return part;
   };
-  const follow = address => {
-    const source = new EventSource(address);
-    const lose = text => { document.body.dataset.lost = text; };
-    source.addEventListener("parts", event => {
-      const { title, order, changed } = JSON.parse(event.data);
-      document.title = `${title} – ${document.title.split(" – ").pop()}`;
-      let before = null;
-      for (const name of order) {
-        let part = document.getElementById(name);
-        if (part && name in changed) part = swap(part, changed[name]);
-        if (!part) part = add(changed[name], before);
-        if (name !== "top") before = part;
-      }
-      for (const part of find("main > section")) if (!order.includes(part.id)) part.remove();
-      apply();
-      document.body.dataset.updates = Number(document.body.dataset.updates || 0) + 1;
-      document.body.removeAttribute("data-lost");
-    });
-    source.addEventListener("open", () => document.body.removeAttribute("data-lost"));
-    source.addEventListener("gone", () => { source.close(); lose("This run was deleted; the page shows how it was."); });
-    source.addEventListener("error", () => lose("No connection to dispfl view; the page may be out of date."));
+  const lose = text => { document.body.dataset.lost = text; };
+  const update = ({ title, order, changed }) => {
+    document.title = `${title} – ${document.title.split(" – ").pop()}`;
+    let before = null;
+    for (const name of order) {
+      let part = document.getElementById(name);
+      if (part && name in changed) part = swap(part, changed[name]);
+      if (!part) part = add(changed[name], before);
+      if (name !== "top") before = part;
+    }
+    for (const part of find("main > section")) if (!order.includes(part.id)) part.remove();
+    apply();
+    document.body.dataset.updates = Number(document.body.dataset.updates || 0) + 1;
+  };
+  const follow = start => {
+    let [address, seen] = start.split("?seen=");
+    let source = null;
+    const listen = () => {
+      source = new EventSource(`${address}?seen=${seen}`);
+      source.addEventListener("open", () => document.body.removeAttribute("data-lost"));
+      source.addEventListener("parts", event => {
+        const parts = JSON.parse(event.data);
+        seen = parts.digest;
+        update(parts);
+      });
+      source.addEventListener("gone", () => { source.close(); lose("This run was deleted; the page shows how it was."); });
+      source.addEventListener("error", () => lose("No connection to dispfl view; the page may be out of date."));
+    };
+    /* A browser has few connections to one server: a tab that nobody sees keeps none. */
+    const listenIfVisible = () => {
+      source?.close();
+      if (!document.hidden) listen();
+    };
+    document.addEventListener("visibilitychange", listenIfVisible);
+    listenIfVisible();
   };
 
   enhance(document);
