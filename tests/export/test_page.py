@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from dispfl.data.datasets import Data, load_dataset
 from dispfl.data.labelled import ImageDataset
 from dispfl.export.formats import load_model
 
-for package in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
-
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+pytestmark = pytest.mark.skipif(
+    any(find_spec(package) is None for package in NEEDED),  # they are slow to import
+    reason="the extra dispfl[export] is not installed",
+)
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 DEPLOY, OWN = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 COMMANDS = [line for line in re.findall(r"```sh\n(.*?)```", PAGE, re.S)[0].splitlines() if line]
