@@ -104,7 +104,7 @@ def test_waiting_for_nobody_is_a_term_of_the_federation() -> None:
     for mode in ("sync", "async"):
         context = World(1, mode=mode).context
         specs.append(federation_spec("f", context, context.layout, context.first_weights, 0.5))
-    difference = spec_difference(*specs)
+    difference = spec_difference(specs[0], specs[1])
     assert difference is not None
     assert "schedule is not given here and async there" in difference
 

@@ -106,6 +106,20 @@ def test_lines_are_at_equal_hours_and_all_that_reads_runs_reads_them(tmp_path: P
         another_fleet({**compose({}, TINY).to_toml()}, {"fleet": "phones"})
 
 
+def test_steps_of_one_round_wait_for_the_models_of_others_in_it(tmp_path: Path) -> None:
+    """In two long rounds peers take the steps of eight short ones, on more threads."""
+    digests = []
+    for rounds, hours, workers in ((8, 0.0002, 1), (2, 0.0008, 3)):
+        path = tmp_path / str(rounds)
+        settings = [f"rounds={rounds}", f"round_hours={hours}", f"workers={workers}"]
+        records = a_run(path, *settings, "method.alpha_0=0", "train.schedule=constant")
+        summary = read_summary(path)
+        assert summary is not None
+        digests.append(summary["weights_sha256"])
+    assert digests[0] == digests[1]
+    assert max(records[0]["steps"]["per_peer"]) >= 3
+
+
 def test_an_extended_run_gives_what_a_longer_one_gives(tmp_path: Path) -> None:
     settings = ["eval_every=3", "method.horizon=4", "staleness.reuse=true"]
     longer = a_run(tmp_path / "longer", *settings, "rounds=5")

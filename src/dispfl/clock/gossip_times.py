@@ -217,7 +217,7 @@ class _AsyncPeer:
     def _leave(self, now: int) -> None:
         """Give the place of a copy that has left the links to one that waits."""
         self._on_links -= 1
-        self._federation.events.at(now, self._send, last=True)  # a newer model may just be finished
+        self._federation.events.at(now, self._send)  # a newer model may be finished at this time
 
     def _arrive(self, receiver: str, model: _Model, now: int) -> None:
         self._on_the_way[model.number] -= 1
