@@ -6,9 +6,11 @@ the models that others may still average in its state (`PeerState.sent`), so tha
 its checkpoint.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 from dispfl.clock.gossip_times import TimedRound, TimedStep
 from dispfl.core.report import Passes, Report
@@ -19,44 +21,61 @@ from dispfl.round.ledger import MessageCost
 from dispfl.round.round import OnResult, Round
 
 
+class MessageSize(NamedTuple):
+    """The bytes of a peer's messages, which do not change."""
+
+    paper: int
+    """As the paper counts them."""
+    wire: int
+    """As sent."""
+
+
 def async_round(
     context: RunContext,
     timed: TimedRound,
-    sizes: Mapping[str, MessageCost],
+    sizes: Mapping[str, MessageSize],
     t: int,
     engine: Engine,
     on_result: OnResult,
 ) -> Round:
-    """Take the steps that end in round t; `sizes` has a message of each peer to itself."""
+    """Take the steps that end in round t."""
     tasks = round_tasks(context, timed, t)
-    steps = {(step.peer, step.number): step for step in timed.steps}
-    left = {task.peer: 0 for task in tasks}
-    for task in tasks:
-        left[task.peer] += 1
+    reports = _take_steps(timed, tasks, engine, on_result)
+    engine.end_steps(t, timed.needed)
 
-    reports: dict[str, list[tuple[int, Report]]] = {}
+    messages: dict[str, list[MessageCost]] = {peer: [] for peer in context.roster}
+    for sender, receiver in timed.arrivals:
+        messages[receiver].append(MessageCost(sender, receiver, *sizes[sender]))
+    results = {}
+    for peer in context.roster:
+        report = merged_report(reports.get(peer, []))
+        results[peer] = StepResult(report, tuple(messages[peer]))
+    return Round(results)
+
+
+def _take_steps(
+    timed: TimedRound, tasks: Sequence[PeerTask], engine: Engine, on_result: OnResult
+) -> dict[str, list[Report]]:
+    """Run the tasks of a round; return the reports of each peer in the order of its steps."""
+    steps = {(step.peer, step.number): step for step in timed.steps}
+    left = Counter(task.peer for task in tasks)
+    numbered: dict[str, dict[int, Report]] = {}
     for task, result in engine.run_steps(tasks):
         report = result.report
         if not task.idle:
             step = steps[task.peer, task.t]
             report.steps = 1
-            report.staleness = _mean(step.staleness)
+            report.staleness = _mean(step.staleness.values())
             report.missed = sorted({*report.missed, *step.dropped})
-        reports.setdefault(task.peer, []).append((task.t, report))
+        numbered.setdefault(task.peer, {})[task.t] = report
         left[task.peer] -= 1
         if not left[task.peer]:  # once for each peer, as in a synchronous round
             on_result(task.peer, result)
-    engine.end_steps(t, timed.needed)
 
-    messages: dict[str, list[MessageCost]] = {}
-    for arrival in timed.arrivals:
-        message = sizes[arrival.sender]._replace(receiver=arrival.receiver)
-        messages.setdefault(arrival.receiver, []).append(message)
-    results = {}
-    for peer in context.roster:
-        in_order = [report for _, report in sorted(reports.get(peer, ()), key=_number)]
-        results[peer] = StepResult(merged_report(in_order), tuple(messages.get(peer, ())))
-    return Round(results)
+    reports = {}
+    for peer, reports_of_peer in numbered.items():
+        reports[peer] = [reports_of_peer[number] for number in sorted(reports_of_peer)]
+    return reports
 
 
 def round_tasks(context: RunContext, timed: TimedRound, t: int) -> list[PeerTask]:
@@ -65,33 +84,35 @@ def round_tasks(context: RunContext, timed: TimedRound, t: int) -> list[PeerTask
     Peers are evaluated after their last step of the round, those without a step as they are.
     """
     evaluates = context.evaluates(t) and not context.method.evaluates_global
-    last = {step.peer: step.number for step in timed.steps}
-    averaged = {(sender, number) for step in timed.steps for sender, number in step.models.items()}
+    last_steps = {step.peer: step.number for step in timed.steps}
+    averaged: set[tuple[str, int]] = set()
+    for step in timed.steps:
+        averaged.update(step.models.items())
+
     tasks = []
     for step in timed.steps:
-        is_last = step.number == last[step.peer]
-        is_needed = step.number in timed.needed.get(step.peer, ())
-        task = _task(context, timed, step)
-        tasks.append(
-            replace(
-                task,
-                evaluate=evaluates and is_last and step.peer not in context.byzantine,
-                sends=is_needed or (step.peer, step.number) in averaged,
-            )
+        is_last = step.number == last_steps[step.peer]
+        is_averaged_later = step.number in timed.needed.get(step.peer, ())
+        task = replace(
+            _task(context, timed, step),
+            evaluate=evaluates and is_last and step.peer not in context.byzantine,
+            sends=is_averaged_later or (step.peer, step.number) in averaged,
         )
-    for peer in context.honest_peers:
-        if evaluates and peer not in last:
-            tasks.append(PeerTask(peer, t, idle=True, evaluate=True))
+        tasks.append(task)
+    if evaluates:
+        for peer in context.honest_peers:
+            if peer not in last_steps:
+                tasks.append(PeerTask(peer, t, idle=True, evaluate=True))
     return tasks
 
 
 def _task(context: RunContext, timed: TimedRound, step: TimedStep) -> PeerTask:
-    neighbours, _ = exchange_row(context, step.number, context.roster, step.peer)
+    graph, _ = exchange_row(context, step.number, context.roster, step.peer)
     return PeerTask(
         step.peer,
         step.number,
         senders=sorted(step.models),
-        requested=len(neighbours.get(step.peer, ())),
+        requested=len(graph[step.peer]),
         mixing_weights=context.settings.staleness.mixing_weights(step.peer, step.staleness),
         models=step.models,
         passed=step.start / (timed.end - timed.start),
@@ -120,36 +141,34 @@ def merged_report(reports: Sequence[Report]) -> Report:
     """Return one report for all steps of a peer in a round: sums, and the last measurements."""
     if not reports:
         return Report()
-    last = reports[-1]
-    if len(reports) == 1:
-        return last
+    merged = reports[-1]
     received: set[str] = set()
     missed: set[str] = set()
     passes: list[Passes] = []
     scored: list[Passes] = []
+    staleness = []
+    failure = None
     for report in reports:
         received.update(report.received or ())
         missed.update(report.missed)
         passes += report.passes
         scored += report.scored
-    failures = [report.failure for report in reports if report.failure]
-    staleness = [report.staleness for report in reports if report.staleness is not None]
+        failure = report.failure or failure
+        if report.staleness is not None:
+            staleness.append(report.staleness)
     return replace(
-        last,
-        received=sorted(received),
+        merged,
+        received=None if merged.received is None else sorted(received),
         missed=sorted(missed - received),
         passes=passes,
         scored=scored,
-        failure=failures[-1] if failures else None,
+        failure=failure,
         seconds=sum(report.seconds for report in reports),
-        steps=sum(report.steps or 0 for report in reports),
-        staleness=fmean(staleness) if staleness else None,
+        steps=sum(report.steps or 0 for report in reports) or None,
+        staleness=_mean(staleness),
     )
 
 
-def _mean(staleness: Mapping[str, int]) -> float | None:
-    return fmean(staleness.values()) if staleness else None
-
-
-def _number(numbered: tuple[int, Report]) -> int:
-    return numbered[0]
+def _mean(values: Collection[float]) -> float | None:
+    """Return the mean of values; None if there are none."""
+    return fmean(values) if values else None

@@ -14,9 +14,10 @@ from dispfl.core.rng import stream_seed
 from dispfl.core.tensors import total_bytes
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.costs.steps import step_operations
+from dispfl.round.async_gossip import MessageSize
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import exchange_row
-from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
+from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.runs.metrics import Metrics
 from dispfl.runs.timing import simulated_times
 
@@ -31,7 +32,6 @@ class AsyncClock:
     def __init__(self, context: RunContext, cost: ForwardCost, rounds: int = 0) -> None:
         self.context = context
         self.sizes = message_sizes(context)
-        """A message of each peer, to itself."""
         self.times = gossip_times(context, cost)
         for _ in range(rounds):
             self.times.advance()
@@ -87,7 +87,7 @@ def gossip_times(context: RunContext, cost: ForwardCost) -> GossipTimes:
     else:
         durations = [fleet.computing_time(peer, operations_of(peer, 0)) for peer in fleet.peers]
         length = max(1, median_low(durations))
-    sizes = {peer: message.wire for peer, message in message_sizes(context).items()}
+    sizes = {peer: size.wire for peer, size in message_sizes(context).items()}
     work = GossipWork(operations_of, sizes, partial(receivers, context))
     staleness = context.settings.staleness
     return GossipTimes(fleet, work, length, staleness.limit, reuses=staleness.reuse)
@@ -100,14 +100,14 @@ def receivers(context: RunContext, peer: str, number: int) -> list[str]:
     return sorted(names, key=lambda name: stream_seed(seed, "send", peer, number, name))
 
 
-def message_sizes(context: RunContext) -> dict[str, MessageCost]:
-    """Return a message of each peer, with its size: whole models of this density."""
+def message_sizes(context: RunContext) -> dict[str, MessageSize]:
+    """Return the bytes of each peer's messages: whole models of its density."""
     codec = context.codec
     sizes = {}
     for peer in context.roster:
         kept = sum(context.announced[peer])
         paper = BYTES_PER_VALUE * kept + total_bytes(codec.tensors)
-        sizes[peer] = MessageCost(peer, peer, paper, codec.whole_size(kept))
+        sizes[peer] = MessageSize(paper, codec.whole_size(kept))
     return sizes
 
 
