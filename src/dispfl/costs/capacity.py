@@ -12,7 +12,7 @@ Where a device has a `memory`, a step must fit into it too: weights and gradient
 that is computed, what the backward pass keeps of a batch, and the received models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
@@ -30,6 +30,7 @@ from dispfl.core.packed import Mask
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.costs.steps import training_operations
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
 from dispfl.round.context import RunContext
@@ -179,16 +180,7 @@ class _CostsByDensity:
 
     def operations(self, density: float, train: Train, samples: int) -> int:
         """Return the operations of the kernels in a peer's training."""
-        method = self._context.method
-        layout = self._context.layout
-        computed: Sequence[int] = layout.sizes
-        if method.masks_channels:
-            computed = method.kept_counts(layout, density)
-        searched = min(method.searched_samples(train), samples)
-        operations = self._forward.training(layout.sizes, searched)
-        for passes in method.training_passes(train, samples, layout, computed):
-            operations += self._forward.training(passes.kept, passes.samples, passes.trained)
-        return operations
+        return training_operations(self._context, self._forward, density, train, samples)
 
     def transferred_bytes(self, density: float) -> int:
         """Return the bytes of the models that a peer receives in a round, and of its requests.
