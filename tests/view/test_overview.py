@@ -11,7 +11,13 @@ import pytest
 from dispfl.errors import RunError
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.progress_file import ProgressFile
-from dispfl.view.overview import Activity, overview, quick_overview, run_signature
+from dispfl.view.overview import (
+    Activity,
+    RunOverview,
+    overview,
+    quick_overview,
+    run_signature,
+)
 
 Write = Callable[..., Path]
 
@@ -82,7 +88,7 @@ def test_a_finished_run_of_which_peers_have_learned_nothing_has_failed(write: Wr
     ],
 )
 def test_damaged_files_are_a_failed_run_and_no_error(
-    write: Write, file: str, content: str, read: Callable[[Path], object]
+    write: Write, file: str, content: str, read: Callable[[Path], RunOverview]
 ) -> None:
     path = write("a", [[0.5, 0.7]])
     (path / file).write_text(content)

@@ -34,7 +34,7 @@ HEADINGS = (
     Heading("Round", "number"),
     Heading("Time left", "number"),
     Heading("Score", "number"),
-    Heading("Curve", "spark"),
+    Heading("Curve"),
 )
 
 
