@@ -42,8 +42,8 @@ def test_an_error_stays_and_an_interruption_does_not(tmp_path: Path) -> None:
         raise RunError("The disk is full.")
     assert read_progress(tmp_path).error == "The disk is full."
     file = ProgressFile(tmp_path)
+    file.begin_round(0)
     with pytest.raises(KeyboardInterrupt), file.kept_after_error():
-        file.begin_round(0)
         raise KeyboardInterrupt
     assert read_progress(tmp_path) is None
 
