@@ -41,7 +41,9 @@ def test_an_error_stays_and_an_interruption_does_not(tmp_path: Path) -> None:
     with pytest.raises(RunError), ProgressFile(tmp_path).kept_after_error():
         raise RunError("The disk is full.")
     assert read_progress(tmp_path).error == "The disk is full."
-    with pytest.raises(KeyboardInterrupt), ProgressFile(tmp_path).kept_after_error():
+    file = ProgressFile(tmp_path)
+    file.begin_round(0)
+    with pytest.raises(KeyboardInterrupt), file.kept_after_error():
         raise KeyboardInterrupt
     assert read_progress(tmp_path) is None
 

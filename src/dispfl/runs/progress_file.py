@@ -88,8 +88,9 @@ class ProgressFile:
         self._written = time.monotonic()
 
     def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
+        if self._written:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
 
 def read_progress(folder: Path) -> RunProgress | None:
