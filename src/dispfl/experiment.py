@@ -258,7 +258,7 @@ class Simulation(RunSettings):
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
     fit: Fit = Fit()
-    round_hours: float | None = Field(default=None, gt=0)
+    hours_per_round: float | None = Field(default=None, gt=0)
     """With schedule=async: the simulated hours of a round, which ends with scores. By default as
     long as the median device computes in a step."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
@@ -402,7 +402,7 @@ class Simulation(RunSettings):
 
         self._check_classes()
         self._check_clock()
-        self._check_round_hours()
+        self._check_hours_per_round()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -454,12 +454,12 @@ class Simulation(RunSettings):
                     key="network",
                 )
 
-    def _check_round_hours(self) -> None:
-        if self.round_hours is not None and not self.is_async:
+    def _check_hours_per_round(self) -> None:
+        if self.hours_per_round is not None and not self.is_async:
             raise ConfigError(
-                f"round_hours is {self.round_hours:g}, but schedule is sync, where a round lasts as"
-                " long as its slowest peer; omit it, or use schedule=async.",
-                key="round_hours",
+                f"hours_per_round is {self.hours_per_round:g}, but schedule is sync, where a round"
+                " lasts as long as its slowest peer; omit it, or use schedule=async.",
+                key="hours_per_round",
             )
 
     def check_async_simulation(self) -> None:

@@ -88,7 +88,7 @@ def _positions(entry: str) -> list[int]:
 
 def test_lines_are_at_equal_hours_and_all_that_reads_runs_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    records = a_run(path, "round_hours=0.001", "method=dpsgd-ft", "method.tune_every=2")
+    records = a_run(path, "hours_per_round=0.001", "method=dpsgd-ft", "method.tune_every=2")
     hours = [record[SIMULATED]["hours"] for record in records]
     assert hours == pytest.approx([0.001, 0.002, 0.003, 0.004])
     steps = [record["steps"]["per_peer"] for record in records]
@@ -111,7 +111,7 @@ def test_steps_of_one_round_wait_for_the_models_of_others_in_it(tmp_path: Path) 
     digests = []
     for rounds, hours, workers in ((8, 0.0002, 1), (2, 0.0008, 3)):
         path = tmp_path / str(rounds)
-        settings = [f"rounds={rounds}", f"round_hours={hours}", f"workers={workers}"]
+        settings = [f"rounds={rounds}", f"hours_per_round={hours}", f"workers={workers}"]
         records = a_run(path, *settings, "method.alpha_0=0", "train.schedule=constant")
         summary = read_summary(path)
         assert summary is not None
@@ -156,7 +156,7 @@ def test_a_privacy_budget_lasts_for_a_peer_s_own_steps(tmp_path: Path) -> None:
         (["topology.offline_prob=0.1"], "topology.offline_prob"),
         (["wire.coding=zstd"], "wire.coding"),
         (["memory_limit=1"], "memory_limit"),
-        (["schedule=sync", "round_hours=1"], "round_hours"),
+        (["schedule=sync", "hours_per_round=1"], "hours_per_round"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )

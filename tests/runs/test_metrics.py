@@ -52,6 +52,8 @@ KEYS = [
     "overlap",
     "affinity",
     "epsilon",
+    "steps",
+    "staleness",
     "withstands",
     "discarded",
     "peer_seconds",

@@ -81,7 +81,7 @@ def gossip_times(context: RunContext, cost: ForwardCost) -> GossipTimes:
             operations[peer, models] = step_operations(context, cost, peer, models)
         return operations[peer, models]
 
-    hours = context.simulation.round_hours
+    hours = context.simulation.hours_per_round
     if hours is not None:
         length = max(1, round(hours * HOUR))
     else:
