@@ -11,7 +11,9 @@ from messages import refused
 from object_storage import BUCKET, FaultyProxy, moto_server
 from outbox_world import (
     LIMITS,
+    RunningSite,
     eventually,
+    folder_sites,
     introduce,
     make_site,
     meet,
@@ -26,6 +28,7 @@ from dispfl.peer.outbox import storage as outbox_storage
 from dispfl.peer.outbox.head import HEAD
 from dispfl.peer.outbox.storage import FolderStorage, MissingError, StorageError, open_storage
 from dispfl.peer.site import Site
+from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.http import Limits
 
 
@@ -181,3 +184,36 @@ def test_an_outbox_needs_whole_models(tmp_path: Path) -> None:
 
     with refused(ConfigError, key="outbox"):
         asyncio.run(scenario())
+
+
+def test_the_newest_model_of_an_outbox_is_read_by_a_site_that_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    async def newest(bob: RunningSite, newer_than: int) -> tuple[object, object]:
+        version = bob.ctx.versions.at(1)
+        header: dict[str, JSON] = {
+            "spec": version.digest,
+            "spec_version": version.number,
+            "round": 1,
+            "newer_than": newer_than,
+            "nonce": "n",
+        }
+        response = await bob.transport.request("alice", Request("model", header))
+        return response.header["status"], response.header.get("round")
+
+    async def scenario() -> None:
+        sites = folder_sites(tmp_path, "alice", "bob")
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            assert await newest(bob, -1) == ("wait", None)
+            for t in (3, 5):
+                await alice.publish(t)
+
+            async def is_there() -> bool:
+                return await newest(bob, 3) == ("model", 5)
+
+            await eventually(is_there)
+            assert await newest(bob, -1) == ("model", 5)
+            assert await newest(bob, 5) == ("wait", None)
+
+    asyncio.run(scenario())
