@@ -37,10 +37,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     Other files outside docs/ have no page: their links become plain text.
     """
     for name in PROJECT_PAGES:
-        markdown = markdown.replace(f"](../{name})", f"]({name})")
+        markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(#[\w-]+)?\)", rf"]({name}\1)", markdown)
     markdown = re.sub(r"(\]\(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     folders = "src|tests|examples|experiments|benchmarks|scripts"
-    return re.sub(rf"\[([^\]]+)\]\(\.\./(?:{folders})/[^)]*\)", r"\1", markdown)
+    return re.sub(rf"\[([^\]]+)\]\((?:\.\./)?(?:{folders})/[^)]*\)", r"\1", markdown)
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:

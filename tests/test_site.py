@@ -23,7 +23,6 @@ def test_the_site_builds_without_a_warning_and_every_link_and_anchor_in_it_exist
         "mkdocs",
         "build",
         "--strict",
-        "--quiet",
         "--site-dir",
         str(tmp_path / "site"),
     ]
