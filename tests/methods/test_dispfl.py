@@ -62,6 +62,7 @@ def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
         requested=1,
         peer="000",
         t=0,
+        now=0,
         T=1,
         learn=learn,
         buffers={},

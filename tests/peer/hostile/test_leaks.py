@@ -36,10 +36,10 @@ MEASURED = 5
 """Measurements of each process that are needed."""
 FILES = 4
 """Files that a process may open temporarily: a checkpoint, the status, a connection in progress."""
-MEMORY = 8.0
-"""MB that a process may grow by apart from connections, for the allocator in the first rounds.
-Keeping the data of each round (four responses and four models, about 1 MB) would exceed this by the
-last round."""
+MEMORY = 11.0
+"""MB that a process may grow by apart from connections, for the allocator in the first rounds: 8 on
+one kind of machine. Keeping the data of each round (four responses and four models, about 1 MB)
+would add 15 by the last round."""
 CONNECTION_MB = 0.385
 """Memory of one connection at either end, measured with a hundred: 256 kB TLS buffers, the rest
 HTTP."""

@@ -134,3 +134,20 @@ def test_a_resumed_response_counts_as_sent_once(network: Any, play: Play, proxy_
         assert (serving.times, proxy.connections) == (1, 2)
 
     play(scenario)
+
+
+def test_a_connection_whose_handshake_has_not_begun_is_closed_with_the_server(
+    network: Any, play: Play
+) -> None:
+    """As one that is accepted, or comes by a relay, in the moment in which a site stops."""
+
+    async def scenario() -> None:
+        bob = await network.serve("bob", Serving())
+        ours, theirs = socket.socketpair()
+        with theirs:
+            bob._listener.adopt(ours, "wss://relay.example.org")
+            await bob.close()
+            theirs.setblocking(False)
+            assert theirs.recv(1) == b""
+
+    play(scenario)

@@ -54,6 +54,8 @@ class ServerConnection(web.RequestHandler):
         self.is_busy = False
         self.is_aborted = False
         """Whether it was aborted here; closing may take a moment."""
+        self.is_waiting = True
+        """Whether its handshake has not begun, so that nothing else closes its socket."""
         self.idle_since = self._now()
         self._listener = listener
         self._header_timer: asyncio.TimerHandle | None = None
@@ -171,6 +173,7 @@ class Listener:
         self.context = context
         """Used by the next handshakes."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
 
     async def open(self, host: str, port: int) -> None:
         """Start listening."""
@@ -191,6 +194,7 @@ class Listener:
             ) from None
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
+        self._listening = listening
         self._start(self._accept(listening))
 
     def adopt(self, connected: socket.socket, origin: str) -> None:
@@ -202,9 +206,14 @@ class Listener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
         await wait_until(lambda: not self._has_busy(), self.limits.shutdown_grace)
         for connection in list(self.connections.values()):
-            connection.drop()
+            if connection.is_waiting:  # accepted just before
+                connection.sock.close()
+            else:
+                connection.drop()
         await wait_until(
             lambda: not self.connections and not self.http.connections, self.limits.connect_timeout
         )
@@ -284,20 +293,17 @@ class Listener:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(listening)
-                except OSError:
-                    await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
-                    continue
-                self._on_accept(accepted, str(address[0]))
-                # Without yielding, a flood would be accepted completely before any aborted
-                # connection is closed.
-                await asyncio.sleep(0)
-                await wait_until(
-                    lambda: not self._is_closing_too_many(), self.limits.connect_timeout
-                )
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
+                continue
+            self._on_accept(accepted, str(address[0]))
+            # Without yielding, a flood would be accepted completely before any aborted
+            # connection is closed.
+            await asyncio.sleep(0)
+            await wait_until(lambda: not self._is_closing_too_many(), self.limits.connect_timeout)
 
     def _on_accept(self, accepted: socket.socket, address: str) -> None:
         if not self._make_room_for_unauthenticated(address):
@@ -321,6 +327,7 @@ class Listener:
         self.connections.pop(closed, None)
 
     async def _handshake(self, connection: ServerConnection) -> None:
+        connection.is_waiting = False
         try:
             await self._wait_for_turn(connection)
             await asyncio.get_running_loop().connect_accepted_socket(
