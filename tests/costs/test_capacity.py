@@ -8,9 +8,9 @@ import torch
 from messages import refused
 from torch import nn
 
-from dispfl.core.device_classes import Fit
+from dispfl.core.device_classes import Fit, FittedDensities
 from dispfl.core.flat_module import FlatModule
-from dispfl.costs.capacity import FittedDensities, fit_densities, saved_for_backward
+from dispfl.costs.capacity import fit_densities, saved_for_backward
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment
 from dispfl.federation import Federation

@@ -191,11 +191,11 @@ def describe_run(run: "ExperimentRun") -> list[str]:
 
 def _describe_fit(run: "ExperimentRun") -> str:
     """Say which densities fit the devices of each class."""
-    from dispfl.costs.capacity import fit_densities
     from dispfl.report.wording import join_and, plural
 
-    fitted = fit_densities(run.context)
+    fitted = run.context.fitted
     fleet = run.experiment.fleet_of(run.context.data.participants)
+    assert fitted is not None
     assert fleet is not None
     counts: Counter[tuple[str, float, float]] = Counter()
     for peer, fit in fitted.peers.items():

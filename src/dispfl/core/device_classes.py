@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -160,6 +161,28 @@ class Fit(Settings):
         if densities[-1] < 1:
             densities.append(1.0)
         return densities
+
+
+@dataclass(frozen=True)
+class FittedPeer:
+    """The density of a peer, and how long its round takes with it."""
+
+    density: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FittedDensities:
+    """The densities that fit the devices of a run."""
+
+    round_time: float
+    """The common time of a round, in seconds."""
+    peers: Mapping[str, FittedPeer]
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """The density of each peer."""
+        return {name: peer.density for name, peer in self.peers.items()}
 
 
 def classes_from_lists(train: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dispfl.clock.fleet import MEGABIT, Fleet
-from dispfl.core.device_classes import FIT, Device, Fit
+from dispfl.core.device_classes import FIT, Device, Fit, FittedDensities, FittedPeer
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.inputs import Inputs, take_rows
 from dispfl.core.layout import Layout
@@ -41,28 +41,6 @@ DEFAULT_DENSITY = 0.5
 MEGABYTE = 1e6
 
 
-@dataclass(frozen=True)
-class FittedPeer:
-    """The density of a peer, and how long its round takes with it."""
-
-    density: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class FittedDensities:
-    """The densities that fit the devices of a run."""
-
-    round_time: float
-    """The common time of a round, in seconds."""
-    peers: Mapping[str, FittedPeer]
-
-    @property
-    def densities(self) -> dict[str, float]:
-        """The density of each peer."""
-        return {name: peer.density for name, peer in self.peers.items()}
-
-
 def with_fitted_densities(
     context: RunContext, samples: Mapping[str, int] | None = None
 ) -> RunContext:
@@ -72,7 +50,7 @@ def with_fitted_densities(
     """
     if getattr(context.method, "density", None) != FIT:
         return context
-    return replace(context, fitted=fit_densities(context, samples).densities)
+    return replace(context, fitted=fit_densities(context, samples))
 
 
 def fit_densities(context: RunContext, samples: Mapping[str, int] | None = None) -> FittedDensities:

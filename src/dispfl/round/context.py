@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dispfl.core.device_classes import ClassTraining, DeviceClass, assign_classes
+from dispfl.core.device_classes import (
+    ClassTraining,
+    DeviceClass,
+    FittedDensities,
+    assign_classes,
+)
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.inputs import Inputs
 from dispfl.core.layout import Layout
@@ -88,7 +93,7 @@ class RunContext:
     """The network's layout, where another process has found it already."""
     input_shape: Sequence[int] | None = None
     """The shape of an input, where no data are here."""
-    fitted: Mapping[str, float] = field(default_factory=dict)
+    fitted: FittedDensities | None = None
     """With `method.density=fit`: the density that fits each peer's device."""
     secret_key: bytes = field(default=b"", repr=False)
     """With privacy: what batches and noise are drawn from; known to this process alone."""
@@ -209,7 +214,7 @@ class RunContext:
         """The density of each peer's model; an unseen peer has that of the last one."""
         peers = self.data.participants
         if self.fitted:
-            densities = dict(self.fitted)
+            densities = self.fitted.densities
         else:
             densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
         for peer in peers:
