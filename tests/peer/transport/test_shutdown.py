@@ -151,3 +151,22 @@ def test_a_connection_whose_handshake_has_not_begun_is_closed_with_the_server(
             assert theirs.recv(1) == b""
 
     play(scenario)
+
+
+def test_a_connection_that_arrives_while_the_server_closes_is_not_accepted(
+    network: Any, play: Play
+) -> None:
+    """The listening socket is closed before the event loop has seen that it is readable."""
+
+    async def scenario() -> None:
+        bob = await network.serve("bob", Serving())
+        await asyncio.sleep(0.01)  # the server waits for connections
+        with socket.create_connection(("127.0.0.1", bob._listener.port)) as client:
+            await asyncio.sleep(0)  # continues beside what the loop does with the connection
+            await bob.close()
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+            assert bob._listener.connections == {}
+
+    play(scenario)

@@ -292,10 +292,12 @@ class Listener:
         return aborted > _MAX_CLOSING
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
+            await _until_readable(listening)
             try:
-                accepted, address = await loop.sock_accept(listening)
+                accepted, address = listening.accept()
+            except BlockingIOError:  # the client has gone already
+                continue
             except OSError:
                 await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                 continue
@@ -370,6 +372,20 @@ def _reason(problem: OSError) -> str:
     if isinstance(problem, ConnectionAbortedError):
         return Refusal.SLOW
     return Refusal.HANDSHAKE
+
+
+async def _until_readable(listening: socket.socket) -> None:
+    """Wait for a connection.
+
+    asyncio's `sock_accept`, cancelled at that moment, accepts the connection and loses it.
+    """
+    loop = asyncio.get_running_loop()
+    is_readable = asyncio.Event()
+    loop.add_reader(listening, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float) -> None:
