@@ -45,5 +45,5 @@ def federation(work: Work) -> Federation:
 
 
 if __name__ == "__main__":
-    peers = federation(Work.from_environment())
-    peers.run(callbacks=[lambda run: end_of_round()], progress=False)
+    work = Work.from_environment()
+    federation(work).run(callbacks=[lambda run: end_of_round()], progress=False, fast=work.fast)

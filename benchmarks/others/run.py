@@ -1,5 +1,7 @@
 """The same work in dispfl, Flower, fluke and in PFLlib's manner, as ratios to dispfl.
 
+The side `fast` is dispfl with `--fast`.
+
     python benchmarks/others/run.py          all sides, about an hour on two idle cores
     python benchmarks/others/run.py --peers 4 --samples 100 --rounds 1 --sides ours,pfllib
 
@@ -59,6 +61,7 @@ class Side:
 
 SIDES = {
     "ours": Side("ours.py", ("fedavg", "ditto", "gossip")),
+    "fast": Side("ours.py", ("fedavg", "ditto", "gossip")),
     "pfllib": Side("pfllib_manner.py", ("fedavg", "ditto")),
     "fluke": Side("fluke_side.py", ("fedavg", "ditto", "gossip"), ("fluke-fl",)),
     "flower": Side("flower.py", ("fedavg", "ditto"), ("flwr[simulation]",)),
@@ -183,6 +186,7 @@ def run_side(name: str, work: Work) -> Measurement:
         "RAY_worker_niceness": "0",  # by default Ray's processes yield to all others
     }
     command = [str(python), str(FOLDER / side.script)]
+    work = replace(work, fast=name == "fast")
     variables = {**os.environ, **variables, **work.variable()}
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -325,7 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--methods", default="fedavg,ditto,gossip")
-    parser.add_argument("--model", default="five-layers", choices=["five-layers", "cnn"])
+    parser.add_argument("--model", default="five-layers", choices=["five-layers", "cnn", "resnet18"])
     parser.add_argument("--batches", default="32,128")
     parser.add_argument("--peers", type=int, default=20)
     parser.add_argument("--samples", type=int, default=500)

@@ -36,6 +36,8 @@ class Work:
     batch: int
     epochs: int
     rounds: int
+    fast: bool = False
+    """Whether dispfl takes the fastest precision and memory format of this machine."""
 
     @classmethod
     def from_environment(cls) -> "Work":
@@ -59,7 +61,7 @@ class Work:
     def network(self) -> nn.Module:
         """Return the network, which counts the training batches that pass through it."""
         torch.manual_seed(0)
-        module = FiveLayers() if self.model == "five-layers" else _small_cnn()
+        module = FiveLayers() if self.model == "five-layers" else _network_of_dispfl(self.model)
         module.register_forward_pre_hook(_count_step)
         return module
 
@@ -90,14 +92,15 @@ class FiveLayers(nn.Module):
         return logits
 
 
-def _small_cnn() -> nn.Module:
-    """Return dispfl's small CNN, from its file: the other environments have no dispfl."""
+def _network_of_dispfl(name: str) -> nn.Module:
+    """Return a network of dispfl, from its file: the other environments have no dispfl."""
     spec = importlib.util.spec_from_file_location("networks", NETWORKS)
     assert spec is not None
     assert spec.loader is not None
     networks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(networks)
-    module: nn.Module = networks.SmallCNN(3, 10, 32)
+    module: nn.Module
+    module = networks.ResNet18(3, 10) if name == "resnet18" else networks.SmallCNN(3, 10, 32)
     return module
 
 
