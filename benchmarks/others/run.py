@@ -59,6 +59,7 @@ class Side:
     packages: tuple[str, ...] = ()
 
 
+MODELS = ("five-layers", "cnn", "resnet18")
 SIDES = {
     "ours": Side("ours.py", ("fedavg", "ditto", "gossip")),
     "fast": Side("ours.py", ("fedavg", "ditto", "gossip")),
@@ -329,7 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--methods", default="fedavg,ditto,gossip")
-    parser.add_argument("--model", default="five-layers", choices=["five-layers", "cnn", "resnet18"])
+    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
     parser.add_argument("--batches", default="32,128")
     parser.add_argument("--peers", type=int, default=20)
     parser.add_argument("--samples", type=int, default=500)
