@@ -1,6 +1,8 @@
 """Rules for whom to hear and how much that were tried before `method.affinity` was fixed.
 
     dispfl run two-classes.toml method=candidates:Candidate method.rule=relative
+    dispfl run two-classes.toml method=candidates:Compared method.by=masks
+    dispfl run two-classes.toml method=candidates:HeldBack method.rule=mixture
 
 Peers hear their topology's neighbours unless `affinity_chosen` is set. docs/results/affinity.md
 has the results. They are kept to be repeated, not to be used.
@@ -17,8 +19,19 @@ from torch import Tensor
 
 from dispfl import PackedModel, Trainer
 from dispfl.core.packed import Mask
-from dispfl.methods.affinity import TWINS, Head, most_similar
+from dispfl.core.samples import Samples
+from dispfl.methods.affinity import (
+    RECENT_SIMILARITY,
+    SIMILARITY,
+    TWINS,
+    Head,
+    most_similar,
+    remembered_similarities,
+    running_mean,
+)
+from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.fedfomo import gain
 
 
 class Candidate(DisPFL):
@@ -82,3 +95,109 @@ class Candidate(DisPFL):
         is_head = torch.zeros(len(plain), dtype=torch.bool)
         is_head[trainer.run.layout.head] = True
         return torch.where(is_head, average, plain)
+
+
+class Compared(DisPFL):
+    """Dis-PFL with the rule of `method.affinity=head`, for another similarity."""
+
+    name: Literal["compared"] = "compared"  # type: ignore[assignment]
+    affinity: Literal["none", "head"] = "head"
+    by: Literal["model", "masks"] = "masks"
+    """model: the cosine of all changes since the first weights; masks: overlap beyond chance."""
+
+    def find_affinities(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel], T: int
+    ) -> dict[str, Tensor]:
+        known = remembered_similarities(state)
+        similarities = {}
+        for name, model in sorted(received.items()):
+            if self.by == "masks":
+                similarity = overlap_beyond_chance(state.model, model)
+            else:
+                similarity = cosine_of_changes(state.model, model, trainer.first_weights())
+            similarities[name] = similarity
+            known[name] = running_mean(known.get(name), similarity, RECENT_SIMILARITY)
+        trainer.report.similarities = similarities
+        trainer.report.affinities = self.weights(trainer.t, T, similarities, known)
+        return {SIMILARITY + name: torch.tensor(value) for name, value in known.items()}
+
+
+def overlap_beyond_chance(own: PackedModel, other: PackedModel) -> float:
+    """Return (o - e) / (1 - e) for the share o of our kept weights that the other keeps, too.
+
+    e is the share that independent masks of the same densities have in common.
+    """
+    own_flags = torch.from_numpy(own.mask.flags())
+    other_flags = torch.from_numpy(other.mask.flags())
+    overlap = float((own_flags & other_flags).sum() / own_flags.sum())
+    expected = float(other_flags.float().mean())
+    return (overlap - expected) / max(1e-6, 1 - expected)
+
+
+def cosine_of_changes(own: PackedModel, other: PackedModel, first: Tensor) -> float:
+    """Return the cosine of two models' changes since the first weights, where both hold them."""
+    both = torch.from_numpy(own.mask.flags() & other.mask.flags())
+    own_change = (own.flat() - first)[both]
+    other_change = (other.flat() - first)[both]
+    return float(torch.cosine_similarity(own_change, other_change, dim=0))
+
+
+class HeldBack(DisPFL):
+    """Dis-PFL whose average is chosen on a tenth of the training data, which is held back."""
+
+    name: Literal["held-back"] = "held-back"  # type: ignore[assignment]
+    affinity: Literal["none", "head"] = "head"
+    rule: Literal["gain", "mixture"] = "gain"
+    """gain: FedFOMO's weights inside the masked average, the largest 1; our own model counts 1.
+
+    mixture: of the plain average and that by affinity, the one with the smaller loss.
+    """
+    held_back: float = 0.1
+
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
+        m_k = state.next_mask
+        models = {**received, trainer.peer: state.model}
+        memory = self.find_affinities(trainer, state, received, trainer.T)
+        learning, held_back = self._divide(trainer)
+        if self.rule == "gain":
+            w_half = self._by_gain(trainer, models, m_k, held_back)
+        else:
+            w_half = self._best_mixture(trainer, models, m_k, held_back)
+        trainer.observe_mixed(w_half)
+        w_k = trainer.learn(w_half, m_k, samples=learning)
+        next_mask = self.evolve(trainer, w_k, m_k)
+        return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers, memory)
+
+    def _divide(self, trainer: Trainer) -> tuple[Samples, Samples]:
+        """Return the samples to learn from, and those held back."""
+        order = torch.randperm(len(trainer.train), generator=trainer.peer_stream("held-back"))
+        count = max(1, int(self.held_back * len(order)))
+        learning = trainer.train.take(order[count:].sort().values)
+        return learning, trainer.train.take(order[:count].sort().values)
+
+    def _by_gain(
+        self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask, held_back: Samples
+    ) -> Tensor:
+        names = sorted(models)
+        own = models[trainer.peer].flat()
+        own_loss = trainer.loss(own, held_back)
+        gains = {}
+        for name in names:
+            weights = models[name].over(own)
+            gains[name] = gain(own, weights, own_loss, trainer.loss(weights, held_back))
+        largest = max(gains.values()) or 1.0
+        gains[trainer.peer] = largest
+        shares = [gains[name] / largest for name in names]
+        return m_k.average([models[name] for name in names], trainer.first_weights, shares)
+
+    def _best_mixture(
+        self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask, held_back: Samples
+    ) -> Tensor:
+        by_affinity = self.mix(trainer, models, m_k)
+        in_order = [models[name] for name in sorted(models)]
+        plain = m_k.average(in_order, trainer.first_weights)
+        if trainer.loss(plain, held_back) < trainer.loss(by_affinity, held_back):
+            return plain
+        return by_affinity
