@@ -84,6 +84,7 @@ def test_a_finished_run_of_which_peers_have_learned_nothing_has_failed(write: Wr
         ("metrics.jsonl", '{"round": 0, "metric": 5}\n'),
         ("metrics.jsonl", '{"round": 0, "scores": {"accuracy": {"mean": 1e999}}}\n'),
         ("summary.json", "[1]"),
+        ("summary.json", '{"rounds": 1e999, "method": "dispfl", "metric": "f1", "peers": 2}'),
         ("summary.json", '{"rounds": {}, "method": [], "scores": 7, "metric": {}}'),
     ],
 )

@@ -21,8 +21,16 @@ FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
 """The files of a run that its page is made from."""
 TIMED_ROUNDS = 5
 """The time left follows from so many rounds."""
-UNREADABLE = (DispflError, OSError, KeyError, TypeError, ValueError, AttributeError)
-"""What the files of a run may cause that somebody else has made."""
+UNREADABLE = (
+    DispflError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+)
+"""What damaged files of a run or a site may cause, such as numbers that are too large."""
 
 
 class Activity(StrEnum):

@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from dispfl.errors import DispflError
 from dispfl.files import RUN, read_regular
 from dispfl.report.charts import Curve, line_chart
 from dispfl.report.html import (
@@ -28,14 +27,13 @@ from dispfl.report.units import bytes_text
 from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.metrics import main_scores, measure_of
+from dispfl.view.overview import UNREADABLE
 
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
     from dispfl.peer.site import Site
     from dispfl.peer.state.site_status import SiteStatus
 
-UNREADABLE = (DispflError, OSError, KeyError, TypeError, ValueError, AttributeError)
-"""What damaged files may cause."""
 MAX_ROUNDS = 12
 """The last rounds that the table shows."""
 MAX_LOG_CHARS = 8000
