@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -116,6 +117,28 @@ def test_a_reader_of_a_deleted_run_is_told_so(client: Client, tmp_path: Path) ->
     assert b"event: gone\n" in list(response)
     assert client.request("/page/runs/five/dispfl/seed-0").status == 404
     assert "seed-0" in client.page("/")  # of local
+
+
+def test_who_follows_a_run_that_is_gone_already_is_told_so(client: Client, tmp_path: Path) -> None:
+    assert list(client.request("/events/runs/none")) == [b"event: gone\n", b"data: {}\n", b"\n"]
+
+
+def test_readers_who_have_left_make_room_for_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes on the page, so nothing is written to those who have left."""
+    monkeypatch.setattr(server, "MAX_READERS", 1)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1e9)
+    address = "/events/runs/five/dispfl/seed-0"
+    with Client(f"http://{client.host}:{client.port}") as first:
+        assert first.request(address).readline() == b"event: parts\n"
+        assert client.request(address).status == 503
+    for _ in range(100):
+        status = client.request(address).status
+        if status == 200:
+            break
+        time.sleep(0.05)
+    assert status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])

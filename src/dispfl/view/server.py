@@ -238,32 +238,30 @@ class PageServer:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         """Send the parts of a page that change, until the reader leaves."""
-        address = request.match_info["address"]
-        drawn = await self._current(address)
-        if drawn is None:
-            raise web.HTTPNotFound
         if len(self._readers) >= MAX_READERS:
             raise web.HTTPServiceUnavailable(text="Too many pages are open.\n")
         response = web.StreamResponse(
             headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
         )
-        await response.prepare(request)
-        seen = self._slots[address].states.get(request.query.get(SEEN, ""))
-        known = seen.parts if seen else {}
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            await self._send_changes(response, address, known)
-        self._readers.discard(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await response.prepare(request)
+                await self._send_changes(request, response)
+        finally:
+            self._readers.discard(task)
         return response
 
-    async def _send_changes(
-        self, response: web.StreamResponse, address: str, known: Mapping[str, str]
-    ) -> None:
+    async def _send_changes(self, request: web.Request, response: web.StreamResponse) -> None:
+        address = request.match_info["address"]
+        slot = self._slots.get(address, _Slot())
+        seen = slot.states.get(request.query.get(SEEN, ""))
+        known = seen.parts if seen else {}
         clock = asyncio.get_running_loop().time
         sent_at = clock()
-        while True:
+        while request.transport is not None:  # the reader has not left
             drawn = await self._current(address)
             if drawn is None:
                 await response.write(b"event: gone\ndata: {}\n\n")
