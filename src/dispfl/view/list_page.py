@@ -139,7 +139,7 @@ class RunList:
         return section
 
     def _table(self, caption: str, group: str, addresses: Iterable[str]) -> HtmlTable:
-        table = HtmlTable(caption, HEADINGS, kind="cards runs", scrolling=True)
+        table = HtmlTable(caption, HEADINGS, kind="cards runs")
         for address in addresses:
             name = address.removeprefix(f"{group}/") if group else address
             table.rows.append(list(self._cells(address, name)))

@@ -169,9 +169,7 @@ class RunPage:
 
     def _runs_now(self, runs: Runs) -> Iterator[Block]:
         """Yield the runs that are not finished, and below them all others."""
-        unfinished = HtmlTable(
-            "Runs that are not finished", HEADINGS, kind="cards runs", scrolling=True
-        )
+        unfinished = HtmlTable("Runs that are not finished", HEADINGS, kind="cards runs")
         finished = HtmlTable("Finished runs", HEADINGS, kind="cards runs")
         for path, run in runs.items():
             shown = _overview(path, run)

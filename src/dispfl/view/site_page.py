@@ -139,7 +139,7 @@ def _now_section(
 def _checks_section(site: "Site") -> Section:
     section = Section("checks", "Checks")
     headings = [Heading("Topic"), Heading("Result"), Heading("Finding"), Heading("What to do")]
-    table = HtmlTable("What can be checked without data and network", headings, scrolling=True)
+    table = HtmlTable("What can be checked without data and network", headings)
     for finding in _findings(site):
         table.rows.append(
             [finding.topic, FindingMark(finding.level), finding.text, finding.advice or UNKNOWN]
@@ -201,7 +201,7 @@ def _rounds_section(records: Sequence[Mapping[str, Any]]) -> Section:
     headings = [Heading("Round", "number"), Heading("Received"), Heading("Missed")]
     for title in ("Before mixing", "After mixing", "After training"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable("The last rounds, newest first", headings, scrolling=True)
+    table = HtmlTable("The last rounds, newest first", headings)
     before: dict[int, float | None] = {}
     score: float | None = None
     for record in records:
@@ -239,7 +239,7 @@ def _members_section(site: "Site", status: "SiteStatus") -> Section:
     headings = [Heading(title) for title in ("Member", "State", "Reached", "Seen")]
     for title in ("Round", "Received", "Missed", "Latency", "In", "Out", "Certificate days"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable("Members of the federation", headings, kind="cards", scrolling=True)
+    table = HtmlTable("Members of the federation", headings, kind="cards")
     known = (status.node or {}).get("peers") or {}
     entries = site.members.file.current().members
     for member in status.members:
