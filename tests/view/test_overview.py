@@ -75,6 +75,13 @@ def test_a_finished_run_of_which_peers_have_learned_nothing_has_failed(write: Wr
     assert shown.detail == "Every step of 1 of its peers failed."
 
 
+def test_a_reason_is_shown_up_to_400_characters(write: Write) -> None:
+    path = write("a", [[0.5]], rounds=4)
+    content = {"round": 1, "began": 1.0, "finished": [], "error": "x" * 500}
+    (path / ".progress.json").write_text(json.dumps(content))
+    assert overview(path).detail == "x" * 400 + "…"
+
+
 @pytest.mark.parametrize("read", [overview, quick_overview])
 @pytest.mark.parametrize(
     ("file", "content"),

@@ -204,6 +204,8 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         'seed = 0\nrounds = 1\npeers = 10000000000\n[method]\nname="a"'
     )
     write("runs/good", [[0.5, 0.6]])
+    write(os.fsdecode(b"runs/no-text-\xff"), [[0.5, 0.6]])
+    write("runs/two\nlines", [[0.5, 0.6]])
     running = RunDirectory.open(named)
     with closing(running), viewed(tmp_path / "runs") as place:
         assert place is not None
@@ -211,7 +213,7 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
             pages = [client.page("/")]
             for link in {part.split('"')[0] for part in pages[0].split('href="/page/')[1:]}:
                 pages.append(client.page(f"/page/{link.replace('&#39;', '%27')}"))
-    assert len(pages) == 10  # the list, eight runs of their own and all of them together
+    assert len(pages) == 12  # the list, ten runs of their own and all of them together
     for html in pages:
         assert html.count("<script") == 1
         assert str(page_script()) in html
@@ -219,6 +221,20 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         assert "root:" not in html
     assert "&lt;script&gt;alert" in pages[0]
     assert any("The name of a peer must be 1 to 40 letters" in html for html in pages)
+
+
+def test_a_run_that_cannot_be_drawn_is_named_beside_the_report_of_the_others(
+    write: Write, tmp_path: Path
+) -> None:
+    write("runs/good", [[0.5, 0.6]])
+    write("runs/evil", [[0.5, 0.6]], names=["../..", "bob"])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            html = client.page("/page/runs")
+            assert "<h1>Dis-PFL</h1>" in html
+            assert "runs/evil: The name of a peer must be 1 to 40 letters" in html
+            assert "<h1>evil</h1>" in client.page("/page/runs/evil")
 
 
 def test_beyond_this_machine_a_token_is_asked_for(

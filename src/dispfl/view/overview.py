@@ -19,6 +19,8 @@ from dispfl.view.folders import Signature, signature
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
 """The files of a run that its page is made from."""
+MAX_DETAIL_CHARS = 400
+"""Of the reason why a run has failed."""
 TIMED_ROUNDS = 5
 """The time left follows from so many rounds."""
 UNREADABLE = (
@@ -156,9 +158,14 @@ def overview_of(run: RecordedRun) -> RunOverview:
     )
     if activity is Activity.RUNNING:
         return replace(shown, ends_at=_end_of(run, progress))
+    detail = _early_end(run.summary or {})
     if progress is not None and progress.error and run.summary is None:
-        return replace(shown, detail=progress.error)
-    return replace(shown, detail=_early_end(run.summary or {}))
+        detail = progress.error
+    return replace(shown, detail=_shortened(detail))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:MAX_DETAIL_CHARS]}…"
 
 
 def _end_of(run: RecordedRun, progress: RunProgress | None) -> float | None:

@@ -27,7 +27,7 @@ from dispfl.report.results import group_runs
 from dispfl.report.runs import RecordedRun, read_run
 from dispfl.report.wording import join_and, plural
 from dispfl.runs.progress_file import RunProgress, read_progress
-from dispfl.view.folders import WatchedFolders
+from dispfl.view.folders import WatchedFolders, address_part
 from dispfl.view.list_page import (
     HEADINGS,
     ActivityMark,
@@ -119,21 +119,26 @@ class RunPage:
     def _draw(self, runs: Runs) -> HtmlPage:
         """Draw the report; of runs that cannot be read or have no round yet, say so."""
         if len(self.paths) > MAX_RUNS:
-            return _without_report(
+            return self._without_report(
                 f"{len(self.paths)} runs are too many for one page of at most {MAX_RUNS}; open one"
                 " of the folders in it."
             )
         readable = [run for run in runs.values() if isinstance(run, RecordedRun)]
-        problems = [
-            reason_of(path, run) for path, run in runs.items() if isinstance(run, Exception)
-        ]
+        problems = []
+        for path, run in runs.items():
+            if isinstance(run, Exception):
+                problems.append(f"{self._address_of(path)}: {reason_of(path, run)}")
+        if not any(run.records for run in readable):
+            if readable or not problems:
+                problems.append(self._why_no_round())
+            return self._without_report(*problems)
         try:
-            if not any(run.records for run in readable):
-                return _without_report(*problems, self._why_no_round())
-            page = report_page(group_runs(readable), self._root / "report.html")
-            page = replace(page, sections=list(map(_drawn, page.sections)))
+            page = self._report_of(readable)
         except UNREADABLE as problem:
-            return _without_report(*problems, reason_of(self.paths[0], problem))
+            undrawable = self._undrawable(readable)
+            if undrawable:
+                return self._draw(runs | undrawable)
+            return self._without_report(*problems, reason_of(self.paths[0], problem))
         if problems:
             section = Section("problems", "Runs that cannot be read")
             for text in problems:
@@ -141,10 +146,33 @@ class RunPage:
             page = replace(page, sections=[section, *page.sections])
         return page
 
+    def _report_of(self, runs: Sequence[RecordedRun]) -> HtmlPage:
+        """Return the report with its sections as HTML."""
+        page = report_page(group_runs(runs), self._root / "report.html")
+        return replace(page, sections=list(map(_drawn, page.sections)))
+
+    def _undrawable(self, runs: Sequence[RecordedRun]) -> Runs:
+        """Return why those runs cannot be drawn of which there is no report, not even alone."""
+        problems: Runs = {}
+        for run in runs:
+            try:
+                if run.records:
+                    self._report_of([run])
+            except UNREADABLE as problem:
+                problems[run.path] = problem
+        return problems
+
     def _why_no_round(self) -> str:
         if any(map(site_folders, self.paths)):
             return "The report follows once all peers have finished."
         return "No round is finished yet."
+
+    def _without_report(self, *sentences: str) -> HtmlPage:
+        section = Section("report", "No report yet")
+        for sentence in sentences:
+            section.remark(sentence)
+        name = self.address.rpartition("/")[2]
+        return HtmlPage(name, "", [section], CONTENTS)
 
     def _now_or_problem(self, runs: Runs) -> Section:
         try:
@@ -189,8 +217,8 @@ class RunPage:
         ]
 
     def _address_of(self, path: Path) -> str:
-        relative = path.relative_to(self._root)
-        return "/".join([self.address.partition("/")[0], *relative.parts])
+        parts = path.relative_to(self._root).parts
+        return "/".join([self.address.partition("/")[0], *map(address_part, parts)])
 
     def _sites_of(self, path: Path) -> Block | None:
         """Return the sites of a run of `dispfl up`; None if it has none."""
@@ -242,13 +270,6 @@ def _overview(path: Path, run: RecordedRun | Exception) -> RunOverview:
     if isinstance(run, Exception):
         return unreadable_overview(path, run)
     return overview_of(run)
-
-
-def _without_report(*sentences: str) -> HtmlPage:
-    section = Section("report", "No report yet")
-    for sentence in sentences:
-        section.remark(sentence)
-    return HtmlPage("No report yet", "", [section], CONTENTS)
 
 
 def _run_now(path: Path, run: RecordedRun | Exception) -> Iterator[Block]:

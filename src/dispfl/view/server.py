@@ -117,8 +117,8 @@ class PageServer:
         """Return the application with all addresses."""
         application = web.Application(middlewares=[self._guard], client_max_size=4096)
         application.router.add_get("/", self._show)
-        application.router.add_get("/page/{address:.+}", self._show)
-        application.router.add_get("/events/{address:.*}", self._follow)
+        application.router.add_get("/page/{address:(?s:.+)}", self._show)
+        application.router.add_get("/events/{address:(?s:.*)}", self._follow)
         if self._token is not None:
             application.router.add_post("/token", self._take_token)
         application.on_shutdown.append(self._end_readers)

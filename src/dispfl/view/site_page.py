@@ -5,13 +5,14 @@ more: data, training, memory and every member on the network.
 """
 
 import datetime
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from dispfl.files import RUN, read_regular
+from dispfl.files import RUN, open_regular
 from dispfl.report.charts import Curve, line_chart
 from dispfl.report.html import (
     Block,
@@ -289,13 +290,22 @@ def _log_section(folder: Path, node: Mapping[str, Any]) -> Section:
     if isinstance(lines, list):
         text = "\n".join(map(str, lines))
     if not text:
-        try:
-            content = read_regular(folder / LOG_FILE)
-            text = content[-MAX_LOG_CHARS:].decode(errors="replace")
-        except OSError:
-            text = ""
+        text = _log_tail(folder / LOG_FILE)
     if text:
         section.add(LogTail(text))
     else:
         section.remark("The node has not written any events yet.")
     return section
+
+
+def _log_tail(file: Path) -> str:
+    """Return the end of a log; of a link nothing: it could lead out of the folder."""
+    if file.is_symlink():
+        return ""
+    try:
+        with open_regular(file) as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - MAX_LOG_CHARS))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
