@@ -46,6 +46,25 @@ def test_the_time_since_the_present_round_began_is_not_left(write: Write) -> Non
         assert overview(path).seconds_left == pytest.approx(2.0, abs=0.5)
 
 
+def test_a_run_of_real_peers_has_the_progress_of_the_slowest_and_their_mean_score(
+    write: Write,
+) -> None:
+    """Peer 001 has 3 of 9 rounds to make, of 1.5 s each; (0.5 + 0.7) / 2 is 0.6."""
+    path = write("up", [], rounds=9)
+    for name, rounds, score in (("000", 8, 0.5), ("001", 6, 0.7)):
+        record = write(f"up/sites/{name}/run", [[score]] * rounds, rounds=9)
+        (record.parent / "site.toml").touch()
+        status = {"round": rounds, "score": score, "peers": {}}
+        (record / "status.json").write_text(json.dumps(status))
+    before = run_signature(path)
+    with contextlib.closing(RunDirectory.open(path)):
+        shown = overview(path)
+    assert (shown.rounds, shown.all_rounds, shown.score) == (6, 9, "0.600")
+    assert shown.seconds_left == pytest.approx(4.5, abs=0.5)
+    (path / "sites/000/run/status.json").write_text("{}")
+    assert run_signature(path) != before
+
+
 def test_a_finished_run_is_known_by_its_summary_alone(write: Write) -> None:
     path = write("a", [[0.5, 0.7]])
     (path / "metrics.jsonl").unlink()

@@ -1,16 +1,14 @@
 """The page about one run, a comparison or a sweep: its report, and what happens now."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from markupsafe import Markup
 
-from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
+from dispfl.files import RUN, SITES, is_locked
 from dispfl.report.html import (
     Block,
     Cell,
@@ -42,6 +40,8 @@ from dispfl.view.overview import (
     overview_of,
     reason_of,
     run_signature,
+    site_folders,
+    site_status,
     unreadable_overview,
 )
 
@@ -226,7 +226,7 @@ class RunPage:
         headings += [Heading("Score", "number"), Heading("Models missed", "number")]
         table = HtmlTable("Peers, each a process of its own", headings, kind="cards runs")
         for site in site_folders(path):
-            status = _site_status(site)
+            status = site_status(site)
             peers = status.get("peers", {})
             missed = sum(peer["missed"] for peer in peers.values())
             score = status.get("score")
@@ -245,25 +245,6 @@ class RunPage:
                 ]
             )
         return table if table.rows else None
-
-
-def site_folders(path: Path) -> list[Path]:
-    """Return the folders of the sites of a run of `dispfl up`."""
-    try:
-        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
-    except OSError:
-        return []
-
-
-def _site_status(site: Path) -> dict[str, Any]:
-    """Return what the node of a site last wrote; nothing if it cannot be read."""
-    try:
-        status = json.loads(read_regular(site / RUN / "status.json"))
-        sum(peer["missed"] for peer in status["peers"].values())
-        float(status["score"] or 0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return dict(status)
 
 
 def _overview(path: Path, run: RecordedRun | Exception) -> RunOverview:
