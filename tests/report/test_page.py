@@ -382,6 +382,11 @@ def test_the_graph_plays_the_last_rounds_and_peers_are_sorted(
     assert slider.get_attribute("aria-valuetext") == "round 2"
     slider.press("ArrowLeft")
     assert slider.get_attribute("aria-valuetext") == "round 1"
+    note = "Who received from whom in round 1. The marks of the peers are those of round 2."
+    assert page.locator("#topology figcaption span").inner_text() == note
+    slider.press("ArrowRight")
+    assert "Ring topology in round 2" in page.locator("#topology figcaption span").inner_text()
+    slider.press("ArrowLeft")
     shown = page.locator("g.round:not([display])")
     assert shown.get_attribute("data-round") == "1"
     page.close()

@@ -49,7 +49,7 @@ def alice(tmp_path: Path) -> Site:
         "score": 0.7,
         "epsilon": 3.2,
         "peers": {"bob": bob},
-        "refused": {"bob": {"nonce": 3}},
+        "refused": {"bob": {"checksum": 3}},
         "log": ["12:00:00  round  round=1"],
     }
     (run / "status.json").write_text(json.dumps(status))
@@ -78,7 +78,7 @@ def test_the_page_has_rounds_members_refusals_checks_and_the_log(alice: Site) ->
     assert member[2] == "bob.example.org:7600, direct"
     assert member[5:9] == ["1", "1", "-", "2.00 MB"]
     assert 3600 < int(member[-1]) <= 3650  # a new certificate is valid for ten years
-    assert cells(parts["refused"]) == [["bob", "nonce", "3"]]
+    assert cells(parts["refused"]) == [["bob", "checksum", "The checksum does not match.", "3"]]
     assert [row[0] for row in cells(parts["checks"])] == ["key", "certificate"]
     assert "12:00:00  round  round=1" in parts["log"]
 

@@ -274,11 +274,14 @@ def _days_left(end: datetime.datetime) -> int:
 
 def _refused_section(refused: Mapping[str, Mapping[str, int]]) -> Section:
     section = Section("refused", "Refused")
-    headings = [Heading("From"), Heading("Reason"), Heading("Count", "number")]
+    from dispfl.wire.refusals import refusal_sentences
+
+    headings = [Heading("From"), Heading("Reason"), Heading("Meaning"), Heading("Count", "number")]
     table = HtmlTable("Messages, requests and connections that were refused", headings)
     for name, reasons in sorted(refused.items()):
         for reason, count in sorted(reasons.items()):
-            table.rows.append([name, reason, str(count)])
+            meaning = refusal_sentences().get(reason, UNKNOWN)
+            table.rows.append([name, reason, meaning, str(count)])
     section.add(table)
     return section
 

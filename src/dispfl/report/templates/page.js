@@ -145,13 +145,20 @@
   /* The graph of the last rounds, one after another. */
   const roundTools = (chart, rounds) => {
     const numbers = rounds.map(round => round.dataset.round);
+    const last = rounds.length - 1;
+    const note = chart.closest("figure").querySelector("figcaption span");
+    const noteOfLast = note.textContent;
+    const labelOfLast = chart.getAttribute("aria-label");
     const output = make("output");
-    const slider = make("input", { type: "range", min: 0, max: rounds.length - 1, "aria-label": "Round of the graph" });
+    const slider = make("input", { type: "range", min: 0, max: last, "aria-label": "Round of the graph" });
     const show = k => {
       slider.value = k;
       slider.setAttribute("aria-valuetext", `round ${numbers[k]}`);
       output.textContent = `round ${numbers[k]}`;
-      chart.dataset.shown = k < rounds.length - 1 ? numbers[k] : "";
+      chart.dataset.shown = k < last ? numbers[k] : "";
+      const noteOfEarlier = `Who received from whom in round ${numbers[k]}. The marks of the peers are those of round ${numbers[last]}.`;
+      note.textContent = k < last ? noteOfEarlier : noteOfLast;
+      chart.setAttribute("aria-label", k < last ? noteOfEarlier : labelOfLast);
       rounds.forEach((round, n) => n === k ? round.removeAttribute("display") : round.setAttribute("display", "none"));
     };
     let timer = 0;
@@ -168,7 +175,7 @@
     });
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     const shown = numbers.indexOf(chart.dataset.shown);
-    show(shown < 0 ? rounds.length - 1 : shown);
+    show(shown < 0 ? last : shown);
     return [play, slider, output];
   };
 
