@@ -245,7 +245,10 @@ def test_beyond_this_machine_a_token_is_asked_for(
     with viewed(tmp_path / "runs") as place:
         assert place is not None
         assert place.token
-        with Client(place.address.replace("0.0.0.0", "127.0.0.1")) as client:
+        here, elsewhere = urlsplit(place.address), urlsplit(place.elsewhere_with_token)
+        assert (here.hostname, elsewhere.hostname) == ("127.0.0.1", socket.gethostname().lower())
+        assert elsewhere.query == f"token={place.token}"
+        with Client(place.address) as client:
             for path in ("/", "/page/runs/a", "/events/", "/?token=wrong"):
                 response = client.request(path)
                 assert response.status == 401
@@ -263,6 +266,8 @@ def test_beyond_this_machine_a_token_is_asked_for(
                 assert "SameSite=Strict" in cookie
                 assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
             assert client.request("/", Host="evil.example").status == 403
+            elsewhere = client.request(f"//evil.example/?token={place.token}")
+            assert elsewhere.getheader("Location") == "/evil.example/"
 
 
 def test_an_address_that_is_taken_is_named() -> None:

@@ -25,7 +25,7 @@ from aiohttp import web
 from dispfl.errors import ConfigError
 from dispfl.report.html import HtmlPage, content_policy, render
 from dispfl.terminal import printable
-from dispfl.view.listen import is_loopback
+from dispfl.view.listen import is_loopback, names_of_listener
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the files of a page that somebody has open."""
@@ -202,7 +202,8 @@ class PageServer:
     def _admit(self, request: web.Request, path: str) -> web.Response:
         """Remember the token in a cookie, which no script can read, and continue."""
         assert self._token is not None
-        response = web.Response(status=303, headers={"Location": quote(path)})
+        location = quote(f"/{path.lstrip('/')}")  # two slashes would be another machine
+        response = web.Response(status=303, headers={"Location": location})
         response.set_cookie(
             self._cookie(request), self._token, httponly=True, samesite="Strict", path="/"
         )
@@ -297,13 +298,23 @@ class Listening:
     """Where a server listens."""
 
     address: str
-    """Of its first page."""
+    """Of its first page, for this machine."""
+    elsewhere: str
+    """The same for other machines, if they can connect."""
     token: str | None
 
     @property
     def with_token(self) -> str:
         """The address that opens the first page without asking."""
-        return f"{self.address}?{urlencode({TOKEN: self.token})}" if self.token else self.address
+        return self._with_token(self.address)
+
+    @property
+    def elsewhere_with_token(self) -> str:
+        """The same for other machines."""
+        return self._with_token(self.elsewhere)
+
+    def _with_token(self, address: str) -> str:
+        return f"{address}?{urlencode({TOKEN: self.token})}" if self.token else address
 
 
 @contextlib.asynccontextmanager
@@ -327,8 +338,8 @@ async def serving(
                 f" ({os.strerror(problem.errno or 0)}); choose another address.",
                 key=key,
             ) from None
-        bound_port = runner.addresses[0][1]
-        shown_host = f"[{host}]" if ":" in host else host
-        yield Listening(f"http://{shown_host}:{bound_port}/", token)
+        here, elsewhere = names_of_listener(host)
+        port = runner.addresses[0][1]
+        yield Listening(f"http://{here}:{port}/", f"http://{elsewhere}:{port}/", token)
     finally:
         await runner.cleanup()
