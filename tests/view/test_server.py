@@ -266,8 +266,8 @@ def test_beyond_this_machine_a_token_is_asked_for(
                 assert "SameSite=Strict" in cookie
                 assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
             assert client.request("/", Host="evil.example").status == 403
-            elsewhere = client.request(f"//evil.example/?token={place.token}")
-            assert elsewhere.getheader("Location") == "/evil.example/"
+            redirect = client.request(f"//evil.example/?token={place.token}")
+            assert redirect.getheader("Location") == "/evil.example/"
 
 
 def test_an_address_that_is_taken_is_named() -> None:
