@@ -191,7 +191,9 @@ def overview_of(run: RecordedRun) -> RunOverview:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:MAX_DETAIL_CHARS]}…"
+    if len(text) <= MAX_DETAIL_CHARS:
+        return text
+    return f"{text[:MAX_DETAIL_CHARS]}…"
 
 
 def _end_of(records: Sequence[Mapping[str, Any]], all_rounds: int, began: float) -> float:
