@@ -231,6 +231,18 @@ def test_the_page_never_scrolls_sideways(page: "Page", width: int) -> None:
     assert page.evaluate(f"{too_wide}.length") == 0
 
 
+def test_a_wide_table_scrolls_and_the_page_does_not(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    spent = {"mean": 1.5, "std": 0.0, "per_peer": [1.5, 1.5]}
+    write_report([write("a", [[0.5, 0.6]], record={"epsilon": spent})], tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator("#privacy table").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
+
 def test_every_image_has_a_label_or_is_hidden_from_screen_readers(page: "Page") -> None:
     assert unnamed_pictures(page) == 0
     assert unnamed_controls(page) == 0
@@ -312,11 +324,45 @@ def test_a_picture_is_saved_as_svg_with_its_colours_and_as_png(
     assert "rgb(31, 95, 191)" in strokes  # the first colour of the style sheet
     assert not any(element.get("class") for element in drawing.iter() if element is not drawing)
     image = Image.open(BytesIO(saved["PNG"]))
-    assert image.size == (3 * 540, 3 * 320)
+    assert image.size == (3 * (540 + 16), 3 * (320 + 16))  # with a margin of 8
     assert (
         image.convert("L").histogram()[:100] != [0] * 100
     )  # something is drawn on the white paper
     context.close()
+
+
+def test_a_saved_picture_names_the_rows_that_are_shown(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    page = browser.new_page()
+    page.goto(f"{three_rows(write, tmp_path)}#hide=Local")
+    drawing = saved_svg(page, "Save By communication round as SVG")
+    texts = [element.text for element in drawing.findall(".//{*}text")]
+    assert texts[-2:] == ["Dis-PFL", "D-PSGD"]
+    assert drawing.get("height") == str(320 + 30 + 16)  # with the line of the names and a margin
+    page.close()
+
+
+def test_the_charts_of_all_peers_are_saved_in_their_order(
+    browser: "Browser", write: Write, tmp_path: Path
+) -> None:
+    path = write("a", [[0.9, 0.2, 0.5], [0.6, 0.3, 0.7]])
+    write_report([path], tmp_path / "report.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    page.get_by_label("Sort by name").click()
+    drawing = saved_svg(page, "Save Peers as SVG")
+    texts = [element.text for element in drawing.findall(".//{*}text")]
+    assert texts == ["000", "0.600", "001", "0.300", "002", "0.700"]
+    assert len(drawing.findall(".//{*}svg")) == 3
+    page.close()
+
+
+def saved_svg(page: "Page", label: str) -> ElementTree.Element:
+    """The picture that a button saves."""
+    with page.expect_download() as download:
+        page.get_by_label(label).click()
+    return ElementTree.fromstring(Path(download.value.path()).read_bytes())
 
 
 def test_the_graph_plays_the_last_rounds_and_peers_are_sorted(
@@ -336,6 +382,11 @@ def test_the_graph_plays_the_last_rounds_and_peers_are_sorted(
     assert slider.get_attribute("aria-valuetext") == "round 2"
     slider.press("ArrowLeft")
     assert slider.get_attribute("aria-valuetext") == "round 1"
+    note = "Who received from whom in round 1. The marks of the peers are those of round 2."
+    assert page.locator("#topology figcaption span").inner_text() == note
+    slider.press("ArrowRight")
+    assert "Ring topology in round 2" in page.locator("#topology figcaption span").inner_text()
+    slider.press("ArrowLeft")
     shown = page.locator("g.round:not([display])")
     assert shown.get_attribute("data-round") == "1"
     page.close()

@@ -1,5 +1,6 @@
 """Live pages in a real browser, beside real runs in processes of their own."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ __all__ = ["browser"]
 Write = Callable[..., Path]
 COMMAND = str(Path(sys.executable).parent / "dispfl")
 LONG = ["peers=4", "rounds=100000", "train.epochs=1", "workers=1", "checkpoint_every=1"]
+BEYOND_THE_EDGE = "cells => cells.filter(e => e.getBoundingClientRect().right > innerWidth).length"
 PATIENCE = 90_000
 """Milliseconds until a change must be on the page, on a busy machine."""
 
@@ -98,6 +100,7 @@ def test_list_run_and_comparison_are_readable_in_any_colours_at_any_width(
     page: "Page", write: Write, tmp_path: Path
 ) -> None:
     write("runs/five/dispfl/seed-0", [[0.5, 0.6], [0.6, 0.8]])
+    write("runs/sweep/partition.samples_per_peer=100/seed-0", [[0.5, 0.6], [0.6, 0.8]])
     stopped = write(
         "runs/five/local/seed-0", [[0.4, 0.5], [0.5, 0.5]], rounds=3, method={"name": "local"}
     )
@@ -117,10 +120,42 @@ def test_list_run_and_comparison_are_readable_in_any_colours_at_any_width(
             for width in (390, 1280):
                 page.set_viewport_size({"width": width, "height": 844})
                 assert page.evaluate("document.documentElement.scrollWidth") == width
+                hidden = ".runs td, .runs th"
+                assert page.locator(hidden).evaluate_all(BEYOND_THE_EDGE) == 0
         page.goto(place.address)
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")  # the first link of the list
         page.get_by_role("heading", name="Now").wait_for()
+
+
+def test_a_reader_keeps_the_place_in_a_page_that_is_updated(
+    page: "Page", write: Write, tmp_path: Path
+) -> None:
+    """The graph stays at round 1, the table at the right, and the focus at the same link."""
+    path = write("runs/a", [[0.5, 0.6], [0.6, 0.7]], rounds=9, method={"name": "dispfl" * 9})
+    write("runs/b", [[0.5, 0.6], [0.6, 0.8]])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        page.set_viewport_size({"width": 1000, "height": 844})
+        page.goto(f"{place.address}page/runs/a")
+        page.get_by_label("Round of the graph").press("ArrowLeft")
+        page.locator("#results .scrolling").evaluate("box => box.scrollLeft = 10")
+        page.get_by_label("Save By traffic as PNG").focus()
+        append_round(path)
+        rounds = page.locator("#results td[data-label=Rounds]")
+        rounds.filter(has_text="3 of 9").wait_for()
+        assert page.locator("g.round:not([display])").get_attribute("data-round") == "1"
+        assert page.locator("#results .scrolling").evaluate("box => box.scrollLeft") == 10
+        focused = "document.activeElement.getAttribute('aria-label')"
+        assert page.evaluate(focused) == "Save By traffic as PNG"
+
+
+def append_round(path: Path) -> None:
+    """Repeat the last round of a handwritten run."""
+    metrics = path / "metrics.jsonl"
+    record = json.loads(metrics.read_text().splitlines()[-1])
+    with metrics.open("a") as file:
+        file.write(json.dumps(record | {"round": record["round"] + 1}) + "\n")
 
 
 def test_without_scripts_a_live_page_is_the_report(

@@ -46,6 +46,25 @@ def test_the_time_since_the_present_round_began_is_not_left(write: Write) -> Non
         assert overview(path).seconds_left == pytest.approx(2.0, abs=0.5)
 
 
+def test_a_run_of_real_peers_has_the_progress_of_the_slowest_and_their_mean_score(
+    write: Write,
+) -> None:
+    """Peer 001 has 3 of 9 rounds to make, of 1.5 s each; (0.5 + 0.7) / 2 is 0.6."""
+    path = write("up", [], rounds=9)
+    for name, rounds, score in (("000", 8, 0.5), ("001", 6, 0.7)):
+        record = write(f"up/sites/{name}/run", [[score]] * rounds, rounds=9)
+        (record.parent / "site.toml").touch()
+        status = {"round": rounds, "score": score, "peers": {}}
+        (record / "status.json").write_text(json.dumps(status))
+    before = run_signature(path)
+    with contextlib.closing(RunDirectory.open(path)):
+        shown = overview(path)
+    assert (shown.rounds, shown.all_rounds, shown.score) == (6, 9, "0.600")
+    assert shown.seconds_left == pytest.approx(4.5, abs=0.5)
+    (path / "sites/000/run/status.json").write_text("{}")
+    assert run_signature(path) != before
+
+
 def test_a_finished_run_is_known_by_its_summary_alone(write: Write) -> None:
     path = write("a", [[0.5, 0.7]])
     (path / "metrics.jsonl").unlink()
@@ -75,6 +94,13 @@ def test_a_finished_run_of_which_peers_have_learned_nothing_has_failed(write: Wr
     assert shown.detail == "Every step of 1 of its peers failed."
 
 
+def test_a_reason_is_shown_up_to_400_characters(write: Write) -> None:
+    path = write("a", [[0.5]], rounds=4)
+    content = {"round": 1, "began": 1.0, "finished": [], "error": "x" * 500}
+    (path / ".progress.json").write_text(json.dumps(content))
+    assert overview(path).detail == "x" * 400 + "…"
+
+
 @pytest.mark.parametrize("read", [overview, quick_overview])
 @pytest.mark.parametrize(
     ("file", "content"),
@@ -84,6 +110,7 @@ def test_a_finished_run_of_which_peers_have_learned_nothing_has_failed(write: Wr
         ("metrics.jsonl", '{"round": 0, "metric": 5}\n'),
         ("metrics.jsonl", '{"round": 0, "scores": {"accuracy": {"mean": 1e999}}}\n'),
         ("summary.json", "[1]"),
+        ("summary.json", '{"rounds": 1e999, "method": "dispfl", "metric": "f1", "peers": 2}'),
         ("summary.json", '{"rounds": {}, "method": [], "scores": 7, "metric": {}}'),
     ],
 )

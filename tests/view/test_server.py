@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -118,6 +119,28 @@ def test_a_reader_of_a_deleted_run_is_told_so(client: Client, tmp_path: Path) ->
     assert "seed-0" in client.page("/")  # of local
 
 
+def test_who_follows_a_run_that_is_gone_already_is_told_so(client: Client, tmp_path: Path) -> None:
+    assert list(client.request("/events/runs/none")) == [b"event: gone\n", b"data: {}\n", b"\n"]
+
+
+def test_readers_who_have_left_make_room_for_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes on the page, so nothing is written to those who have left."""
+    monkeypatch.setattr(server, "MAX_READERS", 1)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1e9)
+    address = "/events/runs/five/dispfl/seed-0"
+    with Client(f"http://{client.host}:{client.port}") as first:
+        assert first.request(address).readline() == b"event: parts\n"
+        assert client.request(address).status == 503
+    for _ in range(100):
+        status = client.request(address).status
+        if status == 200:
+            break
+        time.sleep(0.05)
+    assert status == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
 def test_a_web_site_that_points_its_name_here_gets_nothing(client: Client, host: str) -> None:
     for path in ("/", "/page/runs/five", "/events/"):
@@ -181,6 +204,8 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         'seed = 0\nrounds = 1\npeers = 10000000000\n[method]\nname="a"'
     )
     write("runs/good", [[0.5, 0.6]])
+    write(os.fsdecode(b"runs/no-text-\xff"), [[0.5, 0.6]])
+    write("runs/two\nlines", [[0.5, 0.6]])
     running = RunDirectory.open(named)
     with closing(running), viewed(tmp_path / "runs") as place:
         assert place is not None
@@ -188,7 +213,7 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
             pages = [client.page("/")]
             for link in {part.split('"')[0] for part in pages[0].split('href="/page/')[1:]}:
                 pages.append(client.page(f"/page/{link.replace('&#39;', '%27')}"))
-    assert len(pages) == 10  # the list, eight runs of their own and all of them together
+    assert len(pages) == 12  # the list, ten runs of their own and all of them together
     for html in pages:
         assert html.count("<script") == 1
         assert str(page_script()) in html
@@ -196,6 +221,20 @@ def test_a_hostile_run_directory_is_text_and_does_not_stop_the_others(
         assert "root:" not in html
     assert "&lt;script&gt;alert" in pages[0]
     assert any("The name of a peer must be 1 to 40 letters" in html for html in pages)
+
+
+def test_a_run_that_cannot_be_drawn_is_named_beside_the_report_of_the_others(
+    write: Write, tmp_path: Path
+) -> None:
+    write("runs/good", [[0.5, 0.6]])
+    write("runs/evil", [[0.5, 0.6]], names=["../..", "bob"])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            html = client.page("/page/runs")
+            assert "<h1>Dis-PFL</h1>" in html
+            assert "runs/evil: The name of a peer must be 1 to 40 letters" in html
+            assert "<h1>evil</h1>" in client.page("/page/runs/evil")
 
 
 def test_beyond_this_machine_a_token_is_asked_for(
@@ -206,7 +245,10 @@ def test_beyond_this_machine_a_token_is_asked_for(
     with viewed(tmp_path / "runs") as place:
         assert place is not None
         assert place.token
-        with Client(place.address.replace("0.0.0.0", "127.0.0.1")) as client:
+        here, elsewhere = urlsplit(place.address), urlsplit(place.elsewhere_with_token)
+        assert (here.hostname, elsewhere.hostname) == ("127.0.0.1", socket.gethostname().lower())
+        assert elsewhere.query == f"token={place.token}"
+        with Client(place.address) as client:
             for path in ("/", "/page/runs/a", "/events/", "/?token=wrong"):
                 response = client.request(path)
                 assert response.status == 401
@@ -224,6 +266,8 @@ def test_beyond_this_machine_a_token_is_asked_for(
                 assert "SameSite=Strict" in cookie
                 assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
             assert client.request("/", Host="evil.example").status == 403
+            redirect = client.request(f"//evil.example/?token={place.token}")
+            assert redirect.getheader("Location") == "/evil.example/"
 
 
 def test_an_address_that_is_taken_is_named() -> None:

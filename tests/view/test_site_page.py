@@ -17,6 +17,7 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import RECENT_LINES, RecentEvents
 from dispfl.view.pages import RunPages
 from dispfl.view.settings import TOKEN_FILE, serving_site, site_token
+from dispfl.view.site_page import LOG_FILE
 
 EVIL = """<script>alert('1')</script>" onload="x"""
 
@@ -48,7 +49,7 @@ def alice(tmp_path: Path) -> Site:
         "score": 0.7,
         "epsilon": 3.2,
         "peers": {"bob": bob},
-        "refused": {"bob": {"nonce": 3}},
+        "refused": {"bob": {"checksum": 3}},
         "log": ["12:00:00  round  round=1"],
     }
     (run / "status.json").write_text(json.dumps(status))
@@ -77,9 +78,20 @@ def test_the_page_has_rounds_members_refusals_checks_and_the_log(alice: Site) ->
     assert member[2] == "bob.example.org:7600, direct"
     assert member[5:9] == ["1", "1", "-", "2.00 MB"]
     assert 3600 < int(member[-1]) <= 3650  # a new certificate is valid for ten years
-    assert cells(parts["refused"]) == [["bob", "nonce", "3"]]
+    assert cells(parts["refused"]) == [["bob", "checksum", "The checksum does not match.", "3"]]
     assert [row[0] for row in cells(parts["checks"])] == ["key", "certificate"]
     assert "12:00:00  round  round=1" in parts["log"]
+
+
+def test_the_log_of_a_site_is_no_way_out_of_its_folder(alice: Site, tmp_path: Path) -> None:
+    (alice.folder / "run" / "status.json").unlink()
+    log = alice.folder / LOG_FILE
+    log.write_text("12:00:00  round")
+    assert "12:00:00  round" in sections(alice.folder)["log"]
+    (tmp_path / "secret").write_text("password")
+    log.unlink()
+    log.symlink_to(tmp_path / "secret")
+    assert "password" not in sections(alice.folder)["log"]
 
 
 def test_a_check_that_fails_says_what_to_do(alice: Site) -> None:

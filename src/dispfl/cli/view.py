@@ -64,6 +64,8 @@ async def _serve(paths: list[Path], listen: str | None, *, opens: bool) -> None:
     server = serving(pages, *parse_listen(listen)) if listen else serving_at_free_port(pages)
     async with server as place:
         print_text(console, f"View: {place.with_token}")
+        if place.elsewhere != place.address:
+            print_text(console, f"From other machines: {place.elsewhere_with_token}")
         print_text(console, "Press Ctrl-C to end it.")
         if opens:
             webbrowser.open(place.with_token)

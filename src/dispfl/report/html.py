@@ -145,7 +145,6 @@ class HtmlTable(Block):
     headings: Sequence[Heading]
     rows: list[Sequence[Cell]] = field(default_factory=list)
     kind: str = "plain"
-    scrolling: bool = False
     best: set[int] = field(default_factory=set)
     """Indices of the best rows."""
     keys: Sequence[int] = ()

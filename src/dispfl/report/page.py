@@ -168,7 +168,7 @@ def settings_section(results: ReportResults, out: Path) -> Section:
 def _differing_settings(results: ReportResults) -> HtmlTable:
     """Return the settings outside the method's table in which rows differ."""
     headings = [Heading("Setting"), *map(Heading, results.labels)]
-    table = HtmlTable("Settings that differ between rows", headings, scrolling=True)
+    table = HtmlTable("Settings that differ between rows", headings)
     for key, values in results.differing.items():
         table.rows.append([key, *(_shortened(values[label]) for label in results.labels)])
     return table

@@ -266,7 +266,7 @@ def _class_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
     headings = [Heading("Class")]
     for title in ("Peers", metric, "Lowest", "Seconds"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable(f"{metric} and seconds of each class", headings, scrolling=True)
+    table = HtmlTable(f"{metric} and seconds of each class", headings)
     peers = Counter(row.runs[0].class_of.values())
     for name, values in scores.items():
         lowest = min(values) if measure.higher_is_better else max(values)
@@ -283,7 +283,7 @@ def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
     headings = [Heading("Density")]
     for title in ("Peers", metric, "Seconds", "Ratio"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable(f"{metric} and seconds of each group", headings, scrolling=True)
+    table = HtmlTable(f"{metric} and seconds of each group", headings)
 
     densities = list((row.runs[0].densities or {}).values())
     scores = scores_by_density(row)

@@ -79,7 +79,7 @@ def results_section(results: ReportResults) -> Section:
     elif len(results.rows) > 1:
         caption += ", best first"
     headings = list(_result_headings(results, *units))
-    table = HtmlTable(caption, headings, kind="cards", scrolling=True)
+    table = HtmlTable(caption, headings, kind="cards")
     for number, row in enumerate(results.rows):
         table.rows.append(list(_result_cells(results, row, *units)))
         if results.comparison.is_best(row):

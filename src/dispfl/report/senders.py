@@ -84,9 +84,7 @@ def sender_blocks(results: ReportResults) -> list[Block]:
 
     There is nothing if no run has a robust rule.
     """
-    table = HtmlTable(
-        "Senders under a robust rule", _sender_headings("Row", "Senders", "Number"), scrolling=True
-    )
+    table = HtmlTable("Senders under a robust rule", _sender_headings("Row", "Senders", "Number"))
     lists: list[Block] = []
     for row in results.rows:
         senders: list[Sender] = []

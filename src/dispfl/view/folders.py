@@ -60,10 +60,11 @@ class WatchedFolders:
             self.roots[self._free_name(path)] = path
 
     def _free_name(self, path: Path) -> str:
-        name = path.name or "root"
+        first_name = address_part(path.name) or "root"
+        name = first_name
         number = 2
         while name in self.roots:
-            name = f"{path.name}-{number}"
+            name = f"{first_name}-{number}"
             number += 1
         return name
 
@@ -98,7 +99,12 @@ def _below(address: str, folder: Path, depth: int) -> Iterator[tuple[str, Path]]
         names = [SITES] if SITES in names else []
     for name in names:
         if not name.startswith("."):
-            yield from _below(f"{address}/{name}", folder / name, depth - 1)
+            yield from _below(f"{address}/{address_part(name)}", folder / name, depth - 1)
+
+
+def address_part(name: str) -> str:
+    """Return the name of a folder as addresses have it: bytes that are no text are replaced."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _natural_order(name: str) -> tuple[str, int, str]:

@@ -133,13 +133,17 @@ class RunList:
     def _group(self, group: str, addresses: Sequence[str], shown: Sequence[str]) -> Section:
         heading = group or shown[0]
         section = Section(anchor(group), heading)
-        if group and len(addresses) > 1:
-            section.add(PageLink(Hyperlink("Compare all of these runs", page_address(group))))
+        below = len(self.found.runs_below(group))
+        if group and below > 1:
+            text = "Compare all of these runs"
+            if below > len(addresses):
+                text = f"Compare all {below} runs below {group}"
+            section.add(PageLink(Hyperlink(text, page_address(group))))
         section.add(self._table(f"Runs in {heading}", group, shown))
         return section
 
     def _table(self, caption: str, group: str, addresses: Iterable[str]) -> HtmlTable:
-        table = HtmlTable(caption, HEADINGS, kind="cards runs", scrolling=True)
+        table = HtmlTable(caption, HEADINGS, kind="cards runs")
         for address in addresses:
             name = address.removeprefix(f"{group}/") if group else address
             table.rows.append(list(self._cells(address, name)))

@@ -1,6 +1,7 @@
 """The address at which pages are served."""
 
 import ipaddress
+import socket
 from urllib.parse import urlsplit
 
 from dispfl.errors import ConfigError
@@ -29,3 +30,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def names_of_listener(host: str) -> tuple[str, str]:
+    """Return the names in the addresses of pages: for this machine, and for others."""
+    if host == "0.0.0.0":  # all addresses of this machine
+        return "127.0.0.1", socket.gethostname()
+    if host == "::":
+        return "[::1]", socket.gethostname()
+    name = f"[{host}]" if ":" in host else host
+    return name, name

@@ -1,5 +1,6 @@
 """What the list of runs shows of a run: its state, progress, time left, score and curve."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,20 +10,33 @@ from statistics import fmean
 from typing import Any
 
 from dispfl.errors import DispflError
-from dispfl.files import RUN, SITES, is_locked
+from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
 from dispfl.report.labels import METHOD_LABELS
 from dispfl.report.runs import RecordedRun, read_run
-from dispfl.runs.directory import read_summary
+from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.metrics import main_scores, measure_of
 from dispfl.runs.progress_file import RunProgress, read_progress
 from dispfl.view.folders import Signature, signature
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
 """The files of a run that its page is made from."""
+MAX_DETAIL_CHARS = 400
+"""Of the reason why a run has failed."""
+STATUS = "status.json"
+"""What the node of a site writes into its run directory."""
 TIMED_ROUNDS = 5
 """The time left follows from so many rounds."""
-UNREADABLE = (DispflError, OSError, KeyError, TypeError, ValueError, AttributeError)
-"""What the files of a run may cause that somebody else has made."""
+UNREADABLE = (
+    DispflError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What damaged files of a run or a site may cause, such as numbers that are too large."""
 
 
 class Activity(StrEnum):
@@ -58,20 +72,37 @@ class RunOverview:
         return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
 
-def run_signature(path: Path) -> tuple[Signature, bool]:
-    """Return what changes when a run makes a round, starts or ends."""
-    return signature(path, FILES), is_active(path)
+def run_signature(path: Path) -> tuple[Signature | bool, ...]:
+    """Return what changes when a run or a site of it makes a round, starts or ends."""
+    of_sites = [signature(site / RUN, [STATUS]) for site in site_folders(path)]
+    return signature(path, FILES), is_active(path), *of_sites
 
 
 def is_active(path: Path) -> bool:
     """Whether a process makes rounds of a run: its own, or a peer's of `dispfl up`."""
     if is_locked(path):
         return True
-    sites = path / SITES
+    return any(is_locked(site / RUN) for site in site_folders(path))
+
+
+def site_folders(path: Path) -> list[Path]:
+    """Return the folders of the sites of a run of `dispfl up`."""
     try:
-        return any(is_locked(site / RUN) for site in sites.iterdir())
-    except OSError:  # it has no sites
-        return False
+        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
+    except OSError:
+        return []
+
+
+def site_status(site: Path) -> dict[str, Any]:
+    """Return what the node of a site last wrote; nothing if it cannot be read."""
+    try:
+        status = json.loads(read_regular(site / RUN / STATUS))
+        sum(peer["missed"] for peer in status["peers"].values())
+        float(status["score"] or 0)
+        int(status["round"])
+    except UNREADABLE:
+        return {}
+    return dict(status)
 
 
 def activity_of(
@@ -146,22 +177,56 @@ def overview_of(run: RecordedRun) -> RunOverview:
         metric=run.measure.name,
         curve=curve,
     )
-    if activity is Activity.RUNNING:
-        return replace(shown, ends_at=_end_of(run, progress))
-    if progress is not None and progress.error and run.summary is None:
-        return replace(shown, detail=progress.error)
-    return replace(shown, detail=_early_end(run.summary or {}))
-
-
-def _end_of(run: RecordedRun, progress: RunProgress | None) -> float | None:
     if not run.records:
-        return None
-    seconds = fmean(float(record["seconds"]) for record in run.records[-TIMED_ROUNDS:])
-    began = time.time()
-    if progress is not None and progress.round == len(run.records):
-        began = min(began, progress.began)
-    remaining_rounds: int = run.config["rounds"] - len(run.records)
-    return began + seconds * remaining_rounds
+        shown = _with_progress_of_sites(shown, run)
+    if activity is Activity.RUNNING and run.records:
+        began = time.time()
+        if progress is not None and progress.round == len(run.records):
+            began = min(began, progress.began)
+        return replace(shown, ends_at=_end_of(run.records, run.config["rounds"], began))
+    detail = _early_end(run.summary or {})
+    if progress is not None and progress.error and run.summary is None:
+        detail = progress.error
+    return replace(shown, detail=_shortened(detail))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_DETAIL_CHARS:
+        return text
+    return f"{text[:MAX_DETAIL_CHARS]}…"
+
+
+def _end_of(records: Sequence[Mapping[str, Any]], all_rounds: int, began: float) -> float:
+    """Return when the last round will be finished if the present one began at a time."""
+    seconds = fmean(float(record["seconds"]) for record in records[-TIMED_ROUNDS:])
+    return began + seconds * (all_rounds - len(records))
+
+
+def _with_progress_of_sites(shown: RunOverview, run: RecordedRun) -> RunOverview:
+    """Return the overview of a run of `dispfl up`, whose peers alone know of rounds until its end.
+
+    The progress is that of the slowest peer, the score the mean over the peers.
+    """
+    statuses = {}
+    for site in site_folders(run.path):
+        status = site_status(site)
+        if status:
+            statuses[site] = status
+    if not statuses:
+        return shown
+    slowest = min(statuses, key=lambda site: int(statuses[site]["round"]))
+    scores = [status["score"] for status in statuses.values() if status["score"] is not None]
+    records = read_metrics(slowest / RUN)
+    measure = measure_of(records)
+    shown = replace(
+        shown,
+        rounds=min(int(statuses[slowest]["round"]), shown.all_rounds),
+        score=measure.text(fmean(scores) if scores else None),
+        metric=measure.name,
+    )
+    if shown.activity is Activity.RUNNING and records:
+        return replace(shown, ends_at=_end_of(records, shown.all_rounds, time.time()))
+    return shown
 
 
 def _label(method: object) -> str:

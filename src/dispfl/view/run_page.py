@@ -1,16 +1,14 @@
 """The page about one run, a comparison or a sweep: its report, and what happens now."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from markupsafe import Markup
 
-from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
+from dispfl.files import RUN, SITES, is_locked
 from dispfl.report.html import (
     Block,
     Cell,
@@ -27,7 +25,7 @@ from dispfl.report.results import group_runs
 from dispfl.report.runs import RecordedRun, read_run
 from dispfl.report.wording import join_and, plural
 from dispfl.runs.progress_file import RunProgress, read_progress
-from dispfl.view.folders import WatchedFolders
+from dispfl.view.folders import WatchedFolders, address_part
 from dispfl.view.list_page import (
     HEADINGS,
     ActivityMark,
@@ -42,6 +40,8 @@ from dispfl.view.overview import (
     overview_of,
     reason_of,
     run_signature,
+    site_folders,
+    site_status,
     unreadable_overview,
 )
 
@@ -119,21 +119,26 @@ class RunPage:
     def _draw(self, runs: Runs) -> HtmlPage:
         """Draw the report; of runs that cannot be read or have no round yet, say so."""
         if len(self.paths) > MAX_RUNS:
-            return _without_report(
+            return self._without_report(
                 f"{len(self.paths)} runs are too many for one page of at most {MAX_RUNS}; open one"
                 " of the folders in it."
             )
         readable = [run for run in runs.values() if isinstance(run, RecordedRun)]
-        problems = [
-            reason_of(path, run) for path, run in runs.items() if isinstance(run, Exception)
-        ]
+        problems = []
+        for path, run in runs.items():
+            if isinstance(run, Exception):
+                problems.append(f"{self._address_of(path)}: {reason_of(path, run)}")
+        if not any(run.records for run in readable):
+            if readable or not problems:
+                problems.append(self._why_no_round())
+            return self._without_report(*problems)
         try:
-            if not any(run.records for run in readable):
-                return _without_report(*problems, self._why_no_round())
-            page = report_page(group_runs(readable), self._root / "report.html")
-            page = replace(page, sections=list(map(_drawn, page.sections)))
+            page = self._report_of(readable)
         except UNREADABLE as problem:
-            return _without_report(*problems, reason_of(self.paths[0], problem))
+            undrawable = self._undrawable(readable)
+            if undrawable:
+                return self._draw(runs | undrawable)
+            return self._without_report(*problems, reason_of(self.paths[0], problem))
         if problems:
             section = Section("problems", "Runs that cannot be read")
             for text in problems:
@@ -141,10 +146,33 @@ class RunPage:
             page = replace(page, sections=[section, *page.sections])
         return page
 
+    def _report_of(self, runs: Sequence[RecordedRun]) -> HtmlPage:
+        """Return the report with its sections as HTML."""
+        page = report_page(group_runs(runs), self._root / "report.html")
+        return replace(page, sections=list(map(_drawn, page.sections)))
+
+    def _undrawable(self, runs: Sequence[RecordedRun]) -> Runs:
+        """Return why those runs cannot be drawn of which there is no report, not even alone."""
+        problems: Runs = {}
+        for run in runs:
+            try:
+                if run.records:
+                    self._report_of([run])
+            except UNREADABLE as problem:
+                problems[run.path] = problem
+        return problems
+
     def _why_no_round(self) -> str:
         if any(map(site_folders, self.paths)):
             return "The report follows once all peers have finished."
         return "No round is finished yet."
+
+    def _without_report(self, *sentences: str) -> HtmlPage:
+        section = Section("report", "No report yet")
+        for sentence in sentences:
+            section.remark(sentence)
+        name = self.address.rpartition("/")[2]
+        return HtmlPage(name, "", [section], CONTENTS)
 
     def _now_or_problem(self, runs: Runs) -> Section:
         try:
@@ -169,9 +197,7 @@ class RunPage:
 
     def _runs_now(self, runs: Runs) -> Iterator[Block]:
         """Yield the runs that are not finished, and below them all others."""
-        unfinished = HtmlTable(
-            "Runs that are not finished", HEADINGS, kind="cards runs", scrolling=True
-        )
+        unfinished = HtmlTable("Runs that are not finished", HEADINGS, kind="cards runs")
         finished = HtmlTable("Finished runs", HEADINGS, kind="cards runs")
         for path, run in runs.items():
             shown = _overview(path, run)
@@ -191,8 +217,8 @@ class RunPage:
         ]
 
     def _address_of(self, path: Path) -> str:
-        relative = path.relative_to(self._root)
-        return "/".join([self.address.partition("/")[0], *relative.parts])
+        parts = path.relative_to(self._root).parts
+        return "/".join([self.address.partition("/")[0], *map(address_part, parts)])
 
     def _sites_of(self, path: Path) -> Block | None:
         """Return the sites of a run of `dispfl up`; None if it has none."""
@@ -200,7 +226,7 @@ class RunPage:
         headings += [Heading("Score", "number"), Heading("Models missed", "number")]
         table = HtmlTable("Peers, each a process of its own", headings, kind="cards runs")
         for site in site_folders(path):
-            status = _site_status(site)
+            status = site_status(site)
             peers = status.get("peers", {})
             missed = sum(peer["missed"] for peer in peers.values())
             score = status.get("score")
@@ -221,36 +247,10 @@ class RunPage:
         return table if table.rows else None
 
 
-def site_folders(path: Path) -> list[Path]:
-    """Return the folders of the sites of a run of `dispfl up`."""
-    try:
-        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
-    except OSError:
-        return []
-
-
-def _site_status(site: Path) -> dict[str, Any]:
-    """Return what the node of a site last wrote; nothing if it cannot be read."""
-    try:
-        status = json.loads(read_regular(site / RUN / "status.json"))
-        sum(peer["missed"] for peer in status["peers"].values())
-        float(status["score"] or 0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return dict(status)
-
-
 def _overview(path: Path, run: RecordedRun | Exception) -> RunOverview:
     if isinstance(run, Exception):
         return unreadable_overview(path, run)
     return overview_of(run)
-
-
-def _without_report(*sentences: str) -> HtmlPage:
-    section = Section("report", "No report yet")
-    for sentence in sentences:
-        section.remark(sentence)
-    return HtmlPage("No report yet", "", [section], CONTENTS)
 
 
 def _run_now(path: Path, run: RecordedRun | Exception) -> Iterator[Block]:

@@ -25,7 +25,7 @@ from aiohttp import web
 from dispfl.errors import ConfigError
 from dispfl.report.html import HtmlPage, content_policy, render
 from dispfl.terminal import printable
-from dispfl.view.listen import is_loopback
+from dispfl.view.listen import is_loopback, names_of_listener
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the files of a page that somebody has open."""
@@ -117,8 +117,8 @@ class PageServer:
         """Return the application with all addresses."""
         application = web.Application(middlewares=[self._guard], client_max_size=4096)
         application.router.add_get("/", self._show)
-        application.router.add_get("/page/{address:.+}", self._show)
-        application.router.add_get("/events/{address:.*}", self._follow)
+        application.router.add_get("/page/{address:(?s:.+)}", self._show)
+        application.router.add_get("/events/{address:(?s:.*)}", self._follow)
         if self._token is not None:
             application.router.add_post("/token", self._take_token)
         application.on_shutdown.append(self._end_readers)
@@ -202,7 +202,8 @@ class PageServer:
     def _admit(self, request: web.Request, path: str) -> web.Response:
         """Remember the token in a cookie, which no script can read, and continue."""
         assert self._token is not None
-        response = web.Response(status=303, headers={"Location": quote(path)})
+        location = quote(f"/{path.lstrip('/')}")  # two slashes would be another machine
+        response = web.Response(status=303, headers={"Location": location})
         response.set_cookie(
             self._cookie(request), self._token, httponly=True, samesite="Strict", path="/"
         )
@@ -238,32 +239,30 @@ class PageServer:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         """Send the parts of a page that change, until the reader leaves."""
-        address = request.match_info["address"]
-        drawn = await self._current(address)
-        if drawn is None:
-            raise web.HTTPNotFound
         if len(self._readers) >= MAX_READERS:
             raise web.HTTPServiceUnavailable(text="Too many pages are open.\n")
         response = web.StreamResponse(
             headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
         )
-        await response.prepare(request)
-        seen = self._slots[address].states.get(request.query.get(SEEN, ""))
-        known = seen.parts if seen else {}
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            await self._send_changes(response, address, known)
-        self._readers.discard(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await response.prepare(request)
+                await self._send_changes(request, response)
+        finally:
+            self._readers.discard(task)
         return response
 
-    async def _send_changes(
-        self, response: web.StreamResponse, address: str, known: Mapping[str, str]
-    ) -> None:
+    async def _send_changes(self, request: web.Request, response: web.StreamResponse) -> None:
+        address = request.match_info["address"]
+        slot = self._slots.get(address, _Slot())
+        seen = slot.states.get(request.query.get(SEEN, ""))
+        known = seen.parts if seen else {}
         clock = asyncio.get_running_loop().time
         sent_at = clock()
-        while True:
+        while request.transport is not None:  # the reader has not left
             drawn = await self._current(address)
             if drawn is None:
                 await response.write(b"event: gone\ndata: {}\n\n")
@@ -299,13 +298,23 @@ class Listening:
     """Where a server listens."""
 
     address: str
-    """Of its first page."""
+    """Of its first page, for this machine."""
+    elsewhere: str
+    """The same for other machines, if they can connect."""
     token: str | None
 
     @property
     def with_token(self) -> str:
         """The address that opens the first page without asking."""
-        return f"{self.address}?{urlencode({TOKEN: self.token})}" if self.token else self.address
+        return self._with_token(self.address)
+
+    @property
+    def elsewhere_with_token(self) -> str:
+        """The same for other machines."""
+        return self._with_token(self.elsewhere)
+
+    def _with_token(self, address: str) -> str:
+        return f"{address}?{urlencode({TOKEN: self.token})}" if self.token else address
 
 
 @contextlib.asynccontextmanager
@@ -329,8 +338,8 @@ async def serving(
                 f" ({os.strerror(problem.errno or 0)}); choose another address.",
                 key=key,
             ) from None
-        bound_port = runner.addresses[0][1]
-        shown_host = f"[{host}]" if ":" in host else host
-        yield Listening(f"http://{shown_host}:{bound_port}/", token)
+        here, elsewhere = names_of_listener(host)
+        port = runner.addresses[0][1]
+        yield Listening(f"http://{here}:{port}/", f"http://{elsewhere}:{port}/", token)
     finally:
         await runner.cleanup()

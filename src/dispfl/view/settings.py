@@ -54,7 +54,9 @@ async def serving_site(site: "Site", log: "EventLog") -> AsyncIterator[None]:
     host, port = parse_listen(listen, "view.listen")
     token = None if is_loopback(host) else site_token(site.folder)
     async with serving(RunPages([site.folder]), host, port, token, "view.listen") as place:
-        log("view", {"address": place.address, "token": f"identity/{TOKEN_FILE}" if token else ""})
+        log(
+            "view", {"address": place.elsewhere, "token": f"identity/{TOKEN_FILE}" if token else ""}
+        )
         yield
 
 

@@ -5,14 +5,14 @@ more: data, training, memory and every member on the network.
 """
 
 import datetime
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from dispfl.errors import DispflError
-from dispfl.files import RUN, read_regular
+from dispfl.files import RUN, open_regular
 from dispfl.report.charts import Curve, line_chart
 from dispfl.report.html import (
     Block,
@@ -28,14 +28,13 @@ from dispfl.report.units import bytes_text
 from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.metrics import main_scores, measure_of
+from dispfl.view.overview import UNREADABLE
 
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
     from dispfl.peer.site import Site
     from dispfl.peer.state.site_status import SiteStatus
 
-UNREADABLE = (DispflError, OSError, KeyError, TypeError, ValueError, AttributeError)
-"""What damaged files may cause."""
 MAX_ROUNDS = 12
 """The last rounds that the table shows."""
 MAX_LOG_CHARS = 8000
@@ -141,7 +140,7 @@ def _now_section(
 def _checks_section(site: "Site") -> Section:
     section = Section("checks", "Checks")
     headings = [Heading("Topic"), Heading("Result"), Heading("Finding"), Heading("What to do")]
-    table = HtmlTable("What can be checked without data and network", headings, scrolling=True)
+    table = HtmlTable("What can be checked without data and network", headings)
     for finding in _findings(site):
         table.rows.append(
             [finding.topic, FindingMark(finding.level), finding.text, finding.advice or UNKNOWN]
@@ -203,7 +202,7 @@ def _rounds_section(records: Sequence[Mapping[str, Any]]) -> Section:
     headings = [Heading("Round", "number"), Heading("Received"), Heading("Missed")]
     for title in ("Before mixing", "After mixing", "After training"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable("The last rounds, newest first", headings, scrolling=True)
+    table = HtmlTable("The last rounds, newest first", headings)
     before: dict[int, float | None] = {}
     score: float | None = None
     for record in records:
@@ -241,7 +240,7 @@ def _members_section(site: "Site", status: "SiteStatus") -> Section:
     headings = [Heading(title) for title in ("Member", "State", "Reached", "Seen")]
     for title in ("Round", "Received", "Missed", "Latency", "In", "Out", "Certificate days"):
         headings.append(Heading(title, "number"))
-    table = HtmlTable("Members of the federation", headings, kind="cards", scrolling=True)
+    table = HtmlTable("Members of the federation", headings, kind="cards")
     known = (status.node or {}).get("peers") or {}
     entries = site.members.file.current().members
     for member in status.members:
@@ -275,11 +274,14 @@ def _days_left(end: datetime.datetime) -> int:
 
 def _refused_section(refused: Mapping[str, Mapping[str, int]]) -> Section:
     section = Section("refused", "Refused")
-    headings = [Heading("From"), Heading("Reason"), Heading("Count", "number")]
+    from dispfl.wire.refusals import refusal_sentences
+
+    headings = [Heading("From"), Heading("Reason"), Heading("Meaning"), Heading("Count", "number")]
     table = HtmlTable("Messages, requests and connections that were refused", headings)
     for name, reasons in sorted(refused.items()):
         for reason, count in sorted(reasons.items()):
-            table.rows.append([name, reason, str(count)])
+            meaning = refusal_sentences().get(reason, UNKNOWN)
+            table.rows.append([name, reason, meaning, str(count)])
     section.add(table)
     return section
 
@@ -291,13 +293,22 @@ def _log_section(folder: Path, node: Mapping[str, Any]) -> Section:
     if isinstance(lines, list):
         text = "\n".join(map(str, lines))
     if not text:
-        try:
-            content = read_regular(folder / LOG_FILE)
-            text = content[-MAX_LOG_CHARS:].decode(errors="replace")
-        except OSError:
-            text = ""
+        text = _log_tail(folder / LOG_FILE)
     if text:
         section.add(LogTail(text))
     else:
         section.remark("The node has not written any events yet.")
     return section
+
+
+def _log_tail(file: Path) -> str:
+    """Return the end of a log; of a link nothing: it could lead out of the folder."""
+    if file.is_symlink():
+        return ""
+    try:
+        with open_regular(file) as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - MAX_LOG_CHARS))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""

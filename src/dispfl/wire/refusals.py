@@ -1,7 +1,11 @@
 """Every reason to refuse a message, a request or a connection, and a counter of refusals."""
 
+import ast
+import inspect
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from typing import NoReturn
 
 from dispfl.errors import MessageError
@@ -112,6 +116,22 @@ class Refusal(StrEnum):
     """A roster is not signed by enough of the administrators that this site has accepted."""
     TOO_MANY_RECORDS = "too-many-records"
     """The peer sent more records within a minute than are verified."""
+
+
+@cache
+def refusal_sentences() -> Mapping[str, str]:
+    """Return the sentence below each refusal in this file, by the refusal's value."""
+    [definition] = ast.parse(inspect.getsource(Refusal)).body
+    assert isinstance(definition, ast.ClassDef)
+    sentences = {}
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        match statement, after:
+            case (
+                ast.Assign(value=ast.Constant(value=str(name))),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                sentences[name] = inspect.cleandoc(text)
+    return sentences
 
 
 class RefusalCounter(defaultdict[str, Counter[str]]):

@@ -27,10 +27,16 @@
   /* Pictures: a copy of a chart with its colours written out, as other programs need them. */
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap",
     "stroke-linejoin", "opacity", "font-size", "font-weight", "text-anchor"];
-  const picture = chart => {
-    const copy = chart.cloneNode(true);
-    const copies = find("*", copy);
-    find("*", chart).forEach((element, k) => {
+  const draw = (tag, attributes = {}, ...children) => {
+    const element = document.createElementNS(document.querySelector("svg").namespaceURI, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+  const copyWithColours = drawing => {
+    const copy = drawing.cloneNode(true);
+    const copies = [copy, ...find("*", copy)];
+    [drawing, ...find("*", drawing)].forEach((element, k) => {
       const style = getComputedStyle(element);
       for (const name of STYLES) copies[k].setAttribute(name, style.getPropertyValue(name));
       copies[k].removeAttribute("class");
@@ -38,40 +44,99 @@
       if (style.display === "none") copies[k].setAttribute("display", "none");
     });
     for (const element of find("[display=none]", copy)) element.remove();
+    return copy;
+  };
+  const MARGIN = 8; /* Dots at the edge are drawn as a whole. */
+  const asPicture = (drawing, width, height) => {
+    const size = { width: width + 2 * MARGIN, height: height + 2 * MARGIN };
+    drawing.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${size.width} ${size.height}`);
+    drawing.setAttribute("width", size.width);
+    drawing.setAttribute("height", size.height);
+    drawing.setAttribute("font-family", "sans-serif");
+    drawing.style.background = getComputedStyle(document.body).backgroundColor;
+    return drawing;
+  };
+  const textIn = (element, x, y, anchor = "start") => {
+    const { color } = getComputedStyle(element);
+    return draw("text", { x, y, fill: color, "font-size": "12px", "text-anchor": anchor }, element.textContent.trim());
+  };
+  /* The page has the names of the colours above all charts of a section; a picture has its own. */
+  const isShown = item => getComputedStyle(item).display !== "none";
+  const legendOf = chart => {
+    const items = find(".legend li", chart.closest("section"));
+    const row = item => [...item.querySelector("path").classList].find(name => /^r\d+$/.test(name));
+    return items.filter(item => isShown(item) && chart.querySelector(`.${row(item)}`));
+  };
+  const LEGEND_LINE = 20;
+  const picture = chart => {
     const { width, height } = chart.viewBox.baseVal;
-    copy.setAttribute("width", width);
-    copy.setAttribute("height", height);
-    copy.setAttribute("font-family", "sans-serif");
-    copy.style.background = getComputedStyle(document.body).backgroundColor;
-    return new XMLSerializer().serializeToString(copy);
+    const copy = copyWithColours(chart);
+    const legend = legendOf(chart);
+    if (legend.length < 2) return asPicture(copy, width, height);
+    const ruler = make("canvas").getContext("2d");
+    ruler.font = "12px sans-serif";
+    let left = 0;
+    let top = height + LEGEND_LINE / 2;
+    for (const item of legend) {
+      const length = 54 + ruler.measureText(item.textContent.trim()).width;
+      if (left > 0 && left + length > width) {
+        left = 0;
+        top += LEGEND_LINE;
+      }
+      const swatch = copyWithColours(item.querySelector("path"));
+      copy.append(draw("g", { transform: `translate(${left} ${top})` }, swatch, textIn(item, 34, 10)));
+      left += length;
+    }
+    return asPicture(copy, width, top + LEGEND_LINE);
+  };
+  const CELL = { width: 150, height: 80, columns: 6 };
+  const pictureOfPeers = list => {
+    const peers = [...list.children];
+    const drawing = draw("svg");
+    peers.forEach((peer, k) => {
+      const [name, value] = find("span", peer);
+      const chart = copyWithColours(peer.querySelector("svg"));
+      for (const [key, length] of Object.entries({ y: 16, width: 120, height: 48 })) chart.setAttribute(key, length);
+      const left = CELL.width * (k % CELL.columns);
+      const top = CELL.height * Math.floor(k / CELL.columns);
+      drawing.append(draw("g", { transform: `translate(${left} ${top})` },
+        textIn(name, 0, 10), textIn(value, 120, 10, "end"), chart));
+    });
+    const columns = Math.min(CELL.columns, peers.length);
+    return asPicture(drawing, CELL.width * columns - 30, CELL.height * Math.ceil(peers.length / CELL.columns));
   };
   const save = (name, type, content) => {
     const link = make("a", { download: name, href: URL.createObjectURL(new Blob([content], { type })) });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  const savePng = (name, chart) => {
+  const saveSvg = (name, drawing) => save(`${name}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(drawing));
+  const savePng = (name, drawing) => {
+    const { width, height } = drawing.viewBox.baseVal;
     const image = new Image();
     image.addEventListener("load", () => {
-      const canvas = make("canvas");
-      canvas.width = 3 * chart.viewBox.baseVal.width;
-      canvas.height = 3 * chart.viewBox.baseVal.height;
+      const canvas = make("canvas", { width: 3 * width, height: 3 * height });
       const context = canvas.getContext("2d");
       context.fillStyle = getComputedStyle(document.body).backgroundColor;
       context.fillRect(0, 0, canvas.width, canvas.height);
       context.drawImage(image, 0, 0, canvas.width, canvas.height);
-      canvas.toBlob(blob => save(name, "image/png", blob), "image/png");
+      canvas.toBlob(blob => save(`${name}.png`, "image/png", blob), "image/png");
     });
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(picture(chart))}`;
+    const text = new XMLSerializer().serializeToString(drawing);
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  };
+  const saveButtons = (title, drawPicture) => {
+    const name = title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "picture";
+    return [
+      button("SVG", `Save ${title} as SVG`, () => saveSvg(name, drawPicture())),
+      button("PNG", `Save ${title} as PNG`, () => savePng(name, drawPicture())),
+    ];
   };
   const addTools = figure => {
     const chart = figure.querySelector("svg.chart");
     if (!chart) return;
     const title = figure.querySelector("figcaption strong").textContent;
-    const name = title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "picture";
-    const tools = make("div", { class: "tools" },
-      button("SVG", `Save ${title} as SVG`, () => save(`${name}.svg`, "image/svg+xml", picture(chart))),
-      button("PNG", `Save ${title} as PNG`, () => savePng(`${name}.png`, chart)));
+    const tools = make("div", { class: "tools" }, ...saveButtons(title, () => picture(chart)));
     figure.append(tools);
     const rounds = find("g.round", chart);
     if (rounds.length > 1) tools.append(...roundTools(chart, rounds));
@@ -80,12 +145,20 @@
   /* The graph of the last rounds, one after another. */
   const roundTools = (chart, rounds) => {
     const numbers = rounds.map(round => round.dataset.round);
+    const last = rounds.length - 1;
+    const note = chart.closest("figure").querySelector("figcaption span");
+    const noteOfLast = note.textContent;
+    const labelOfLast = chart.getAttribute("aria-label");
     const output = make("output");
-    const slider = make("input", { type: "range", min: 0, max: rounds.length - 1, "aria-label": "Round of the graph" });
+    const slider = make("input", { type: "range", min: 0, max: last, "aria-label": "Round of the graph" });
     const show = k => {
       slider.value = k;
       slider.setAttribute("aria-valuetext", `round ${numbers[k]}`);
       output.textContent = `round ${numbers[k]}`;
+      chart.dataset.shown = k < last ? numbers[k] : "";
+      const noteOfEarlier = `Who received from whom in round ${numbers[k]}. The marks of the peers are those of round ${numbers[last]}.`;
+      note.textContent = k < last ? noteOfEarlier : noteOfLast;
+      chart.setAttribute("aria-label", k < last ? noteOfEarlier : labelOfLast);
       rounds.forEach((round, n) => n === k ? round.removeAttribute("display") : round.setAttribute("display", "none"));
     };
     let timer = 0;
@@ -101,7 +174,8 @@
       }, 1200);
     });
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-    show(rounds.length - 1);
+    const shown = numbers.indexOf(chart.dataset.shown);
+    show(shown < 0 ? last : shown);
     return [play, slider, output];
   };
 
@@ -114,12 +188,13 @@
     list.append(...[...list.children].sort(compare));
   };
   const addSorts = list => {
-    const tools = make("div", { class: "tools", role: "group", "aria-label": "Order of the peers" }, "Sort by ");
+    const tools = make("div", { class: "tools", role: "group", "aria-label": "The charts of the peers" }, "Sort by ");
     for (const key of list.dataset.sorts.split(" ")) {
       const sort = button(key, `Sort by ${key}`, () => choose(choices => choices.set("sort", key)));
       sort.dataset.sort = key;
       tools.append(sort);
     }
+    tools.append(...saveButtons("Peers", () => pictureOfPeers(list)));
     list.before(tools);
   };
 
@@ -152,7 +227,7 @@
     }
     const metrics = find("th[data-metric]", table).map(heading => heading.dataset.metric);
     if (metrics.length > 1) addSelect("metric", "Metric", [["", "all"], ...metrics.map(metric => [metric, metric])]);
-    (table.closest(".scrolling") || table).before(form);
+    table.closest(".scrolling").before(form);
   };
   const hideRows = hidden => {
     let style = document.getElementById("hidden-rows");
@@ -248,16 +323,36 @@
     template.innerHTML = html;
     return template.content.firstElementChild;
   };
-  const CONTROLS = "a, button, input, select, summary";
+  /* What a reader has opened, scrolled to, chosen or focused stays as it is. */
+  const CONTROLS = "a, button, input, select, summary, .log";
+  const SCROLLERS = ".scrolling, .log";
+  const nameOf = control => control.getAttribute("href") || control.getAttribute("aria-label") || control.textContent;
   const swap = (old, html) => {
     const part = parse(html);
     const open = find("details", old).map(details => details.open);
-    find("details", part).forEach((details, k) => { details.open = Boolean(open[k]); });
+    const shown = find("svg.chart", old).map(chart => chart.dataset.shown || "");
+    const positions = find(SCROLLERS, old).map(box => ({
+      left: box.scrollLeft, top: box.scrollTop, isAtEnd: box.scrollTop + box.clientHeight >= box.scrollHeight - 2,
+    }));
     const focused = find(CONTROLS, old).indexOf(document.activeElement);
+    const focusedName = focused < 0 ? "" : nameOf(document.activeElement);
     const playing = Boolean(old.querySelector(".playing"));
+
+    find("details", part).forEach((details, k) => { details.open = Boolean(open[k]); });
+    find("svg.chart", part).forEach((chart, k) => { chart.dataset.shown = shown[k] || ""; });
     old.replaceWith(part);
     enhance(part);
-    if (focused >= 0) find(CONTROLS, part)[focused]?.focus({ preventScroll: true });
+    find(SCROLLERS, part).forEach((box, k) => {
+      if (!positions[k]) return;
+      box.scrollLeft = positions[k].left;
+      if (!positions[k].isAtEnd) box.scrollTop = positions[k].top;
+    });
+    if (focused >= 0) {
+      const controls = find(CONTROLS, part);
+      const same = controls.filter(control => nameOf(control) === focusedName);
+      const control = same.includes(controls[focused]) ? controls[focused] : same[0] || controls[focused];
+      control?.focus({ preventScroll: true });
+    }
     if (playing) part.querySelector("button[aria-label='Play the rounds']")?.click();
     return part;
   };
@@ -281,6 +376,7 @@
     apply();
     document.body.dataset.updates = Number(document.body.dataset.updates || 0) + 1;
   };
+  const RETRY_MS = 5000; /* Where the browser does not try again by itself: the server has refused. */
   const follow = start => {
     let [address, seen] = start.split("?seen=");
     let source = null;
@@ -293,7 +389,10 @@
         update(parts);
       });
       source.addEventListener("gone", () => { source.close(); lose("This run was deleted; the page shows how it was."); });
-      source.addEventListener("error", () => lose("No connection to dispfl view; the page may be out of date."));
+      source.addEventListener("error", () => {
+        lose("No connection to dispfl view; the page may be out of date.");
+        if (source.readyState === EventSource.CLOSED) setTimeout(listenIfVisible, RETRY_MS);
+      });
     };
     /* A browser has few connections to one server: a tab that nobody sees keeps none. */
     const listenIfVisible = () => {
