@@ -48,6 +48,11 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
             "The run has schedule=async, so that what its peers learn depends on their devices: run"
             " it again on another fleet."
         )
+    if config.get("deadline") is not None:
+        raise RunError(
+            f"The run has deadline={config['deadline']:g}, so that which models are late depends on"
+            " its devices: run it again on another fleet."
+        )
     for key in changes:
         if key not in OF_A_CLOCK:
             raise ConfigError(
