@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dispfl.clock.events import TimedEvents
+from dispfl.clock.events import FOREVER, TimedEvents
 from dispfl.clock.fleet import Fleet
 from dispfl.clock.schedule import Clock, GossipPeer, ModelMessage, PeerTimes, RoundTimes, RoundWork
 from dispfl.core.staleness import MAX_AGE
@@ -87,7 +87,7 @@ class DeadlineClock(Clock):
             peer.wait_until(peer.times.start + self.deadline)
             for model in self._late_models(name).values():
                 peer.expect_late(model.arrival)
-        simulation.run()
+        self.exchange_models(simulation)
         return self._end(simulation, peers)
 
     def _end(self, simulation: TimedEvents, peers: Mapping[str, GossipPeer]) -> dict[str, Exchange]:
@@ -104,16 +104,15 @@ class DeadlineClock(Clock):
     def _exchange_of(self, peer: GossipPeer) -> Exchange:
         """Return what a peer averages in a round; note the models that are late."""
         begins = peer.begins
-        assert begins is not None, "all transfers are over"
         on_time = [sender for sender, arrival in peer.arrivals.items() if arrival <= begins]
-        late = [sender for sender in peer.arrivals if sender not in on_time]
+        late = [sender for sender in peer.senders if sender not in on_time]
         earlier = self._late_models(peer.name)
         arrived = [sender for sender, model in earlier.items() if model.arrival <= begins]
         on_the_way = [sender for sender in earlier if sender not in arrived]
 
         kept = {sender: earlier[sender] for sender in on_the_way}
         for sender in late:
-            kept[sender] = LateModel(self.rounds, peer.arrivals[sender])
+            kept[sender] = LateModel(self.rounds, peer.arrivals.get(sender, FOREVER))
         self._late[peer.name] = kept
         return Exchange(
             on_time=sorted(on_time),

@@ -22,10 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from dispfl.clock.availability import DAY
 from dispfl.clock.events import TimedEvents
 from dispfl.clock.fleet import Fleet
 from dispfl.clock.links import Link
+from dispfl.errors import RunError
 from dispfl.methods.base import SERVER
+
+LONGEST_ROUND = 10 * 365 * DAY
+"""What has not arrived by then never does."""
 
 
 class ModelMessage(NamedTuple):
@@ -97,7 +102,7 @@ class Clock:
             peers = _server_round(simulation, work, self.now)
         else:
             gossip_peers = self.gossip_peers(simulation, work)
-            simulation.run()
+            self.exchange_models(simulation)
             peers = {}
             for name, peer in gossip_peers.items():
                 peers[name] = peer.computed(work.operations.get(name, 0))
@@ -124,6 +129,10 @@ class Clock:
         for peer in peers.values():
             simulation.at(peer.times.start, peer.start)
         return peers
+
+    def exchange_models(self, simulation: TimedEvents) -> None:
+        """Let the models of a round arrive, unless that takes longer than any round does."""
+        simulation.run(max([self.now, *self._ready.values()]) + LONGEST_ROUND)
 
     def end_round(
         self, simulation: TimedEvents, peers: Mapping[str, PeerTimes], *, has_server: bool
@@ -194,10 +203,11 @@ class GossipPeer:
     ) -> None:
         self.name = name
         self.times = PeerTimes(ready)
+        self.senders: list[str] = []
+        """Whose models of this round it needs."""
         self.arrivals: dict[str, int] = {}
-        """When the models of this round have arrived, by sender."""
-        self.begins: int | None = None
-        """When it begins to compute; None: not yet."""
+        """When they have arrived, by sender."""
+        self._begins: int | None = None
         self._simulation = simulation
         self._peers = peers
         self._requests: list[ModelMessage] = []
@@ -217,6 +227,7 @@ class GossipPeer:
         """Note a model that it needs in this round."""
         self._missing += 1
         self._expects_any = True
+        self.senders.append(message.sender)
         if message.request:
             self._requests.append(message)
         else:
@@ -242,9 +253,19 @@ class GossipPeer:
             self._request(message, now)
         self._begin_when_complete(now)
 
+    @property
+    def begins(self) -> int:
+        """When it begins to compute, once all that happens in the round has happened."""
+        if self._begins is None:
+            raise RunError(
+                f"Peer {self.name} waits ten years for a model: its device and a neighbour's are"
+                " never online at the same time, or too briefly. Change daily or availability of"
+                " their classes."
+            )
+        return self._begins
+
     def computed(self, operations: int) -> PeerTimes:
         """Return its times, with so many operations after the models have arrived."""
-        assert self.begins is not None, "all transfers are over"
         fleet = self._simulation.fleet
         duration = fleet.computing_time(self.name, operations)
         self.times.end = fleet.availability(self.name).finish(self.begins, duration)
@@ -284,13 +305,13 @@ class GossipPeer:
 
     def _begin_when_complete(self, now: int) -> None:
         """Begin to compute if nothing is missing, or at the deadline, but not without any model."""
-        if not self._has_started or self.begins is not None:
+        if not self._has_started or self._begins is not None:
             return
         is_over = self._deadline is not None and now >= self._deadline
         if self._missing and not is_over:
             return
         if self._has_model or not self._expects_any:
-            self.begins = now
+            self._begins = now
             self._transferring.stop(now)
 
 
