@@ -473,10 +473,9 @@ class Simulation(RunSettings):
         if self.deadline is None:
             return
         problem = ""
-        has_device = any(device.has_device for device in self.classes.values())
         if self.is_async:
             problem = "schedule is async, where no peer waits; omit it, or use schedule=sync"
-        elif self.fleet is None and not has_device:
+        elif not self.has_clock:
             problem = (
                 "there are no devices by whose times models are late; name them: fleet=phones, or"
                 " give classes a speed"
@@ -503,8 +502,7 @@ class Simulation(RunSettings):
         """
         if not self.is_async:
             return
-        has_device = any(device.has_device for device in self.classes.values())
-        if self.fleet is None and not has_device:
+        if not self.has_clock:
             raise ConfigError(
                 "schedule is async, but there are no devices that differ in speed; name them:"
                 " fleet=phones, or give classes a speed.",
@@ -531,6 +529,11 @@ class Simulation(RunSettings):
                     " or use schedule=sync.",
                     key=key,
                 )
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the run has devices, by which a clock gives its rounds their times."""
+        return self.fleet is not None or any(each.has_device for each in self.classes.values())
 
     def fleet_of(self, roster: Sequence[str]) -> Fleet | None:
         """Return the devices of these peers and the network between them; None without a clock."""
