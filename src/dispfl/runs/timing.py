@@ -151,7 +151,23 @@ def simulated_times(times: RoundTimes, fleet: Fleet, roster: Sequence[str]) -> M
         "hours": times.end / HOUR,
         **{name: spread(values) for name, values in phases.items()},
         "energy": joules / 3600 if has_watts else None,
+        "classes": _means_by_class(phases, [fleet.class_of[peer] for peer in roster]),
     }
+
+
+def _means_by_class(
+    phases: Mapping[str, Sequence[float | None]], class_names: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
+    """Return how the peers of each class spend a round, mean over those that took part."""
+    by_class: dict[str, dict[str, float | None]] = {name: {} for name in sorted(set(class_names))}
+    for phase in (*PHASES, "busy"):
+        measured: dict[str, list[float]] = {name: [] for name in by_class}
+        for name, value in zip(class_names, phases[phase], strict=True):
+            if value is not None:
+                measured[name].append(value)
+        for name, values in measured.items():
+            by_class[name][phase] = fmean(values) if values else None
+    return by_class
 
 
 @dataclass(frozen=True)
