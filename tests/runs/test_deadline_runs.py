@@ -1,11 +1,14 @@
 """Runs whose peers go on without late models: their records and limits; what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from messages import refused
+from typer.testing import CliRunner
 
+from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.core.quantities import SIMULATED
 from dispfl.errors import ConfigError, RunError
@@ -124,6 +127,18 @@ def test_neighbours_with_weights_are_refused(tmp_path: Path) -> None:
 def test_a_deadline_is_a_number_above_zero(deadline: str) -> None:
     with refused(ConfigError, key="deadline"):
         compose({}, [*TINY, *CLASSES, f"deadline={deadline}"])
+
+
+@pytest.mark.parametrize("settings", [["deadline=0.1"], ["schedule=async"]], ids=" ".join)
+def test_the_times_that_a_run_has_are_shown_without_another_fleet(
+    settings: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    records = a_run(path, *TINY, *CLASSES, *settings)
+    result = CliRunner().invoke(app, ["time", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    [timed] = json.loads(result.stdout)
+    assert timed["hours"] == records[-1][SIMULATED]["hours"]
 
 
 def test_a_run_with_a_deadline_is_not_timed_on_another_fleet() -> None:

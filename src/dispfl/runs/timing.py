@@ -75,6 +75,23 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
     return fleet
 
 
+def times_after(
+    config: Mapping[str, Any],
+    records: Sequence[Metrics],
+    roster: Sequence[str],
+    changes: Mapping[str, Any],
+) -> tuple[list[Metrics], Fleet]:
+    """Return a run's lines with their times after some changes of its clock, and its fleet then.
+
+    Without changes they are those of the run, also where learning depends on them.
+    """
+    own_fleet = fleet_of_config(config)
+    if own_fleet is not None and not changes:
+        return list(records), own_fleet
+    fleet = another_fleet(config, changes)
+    return timed_records(records, fleet, roster), fleet
+
+
 def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]) -> list[Metrics]:
     """Return the lines of a run's metrics with their times on another fleet."""
     clock = RunClock(fleet, roster)
