@@ -32,7 +32,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import Method, check_async, has_density_groups
+from dispfl.methods.base import Method, check_async, check_deadline, has_density_groups
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
@@ -261,6 +261,9 @@ class Simulation(RunSettings):
     hours_per_round: float | None = Field(default=None, gt=0)
     """With schedule=async: the simulated hours of a round, which ends with scores. By default as
     long as the median device computes in a step."""
+    deadline: float | None = Field(default=None, gt=0)
+    """Simulated seconds after which a peer goes on without the late models of a round; a later
+    round averages them. By default it waits for all."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
@@ -394,6 +397,8 @@ class Simulation(RunSettings):
         method = self.method.resolved(topology, self.peers)
         if self.is_async:
             check_async(method, topology)
+        elif self.deadline is not None:
+            check_deadline(self.deadline, method, topology)
         check_byzantine(method, topology, self.peers)
         check_protects(method, topology, self.peers)
         check_mixing_weights(method, topology)
@@ -403,6 +408,7 @@ class Simulation(RunSettings):
         self._check_classes()
         self._check_clock()
         self._check_hours_per_round()
+        self._check_deadline()
         self._check_engine_fits()
         self._check_average_buffers()
         self._check_attack()
@@ -462,6 +468,33 @@ class Simulation(RunSettings):
                 key="hours_per_round",
             )
 
+    def _check_deadline(self) -> None:
+        """Refuse a deadline where nobody waits, without a clock, or with what needs all models."""
+        if self.deadline is None:
+            return
+        problem = ""
+        if self.is_async:
+            problem = "schedule is async, where no peer waits; omit it, or use schedule=sync"
+        elif not self.has_clock:
+            problem = (
+                "there are no devices by whose times models are late; name them: fleet=phones, or"
+                " give classes a speed"
+            )
+        elif self.topology.offline_prob:
+            problem = (
+                f"topology.offline_prob is {self.topology.offline_prob:g}; with a deadline devices"
+                " are offline by their classes (on_hours, daily): omit it"
+            )
+        elif self.wire.coding != "plain":
+            problem = (
+                f"wire.coding is {self.wire.coding}, where the size of a message is known only once"
+                " it is sent; use wire.coding=plain"
+            )
+        elif self.average_buffers:
+            problem = "average_buffers is true, which needs all models of a round; omit one of them"
+        if problem:
+            raise ConfigError(f"deadline is {self.deadline:g}, but {problem}.", key="deadline")
+
     def check_async_simulation(self) -> None:
         """Refuse an asynchronous simulation without devices, and what needs common rounds.
 
@@ -469,8 +502,7 @@ class Simulation(RunSettings):
         """
         if not self.is_async:
             return
-        has_device = any(device.has_device for device in self.classes.values())
-        if self.fleet is None and not has_device:
+        if not self.has_clock:
             raise ConfigError(
                 "schedule is async, but there are no devices that differ in speed; name them:"
                 " fleet=phones, or give classes a speed.",
@@ -497,6 +529,11 @@ class Simulation(RunSettings):
                     " or use schedule=sync.",
                     key=key,
                 )
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the run has devices, by which a clock gives its rounds their times."""
+        return self.fleet is not None or any(each.has_device for each in self.classes.values())
 
     def fleet_of(self, roster: Sequence[str]) -> Fleet | None:
         """Return the devices of these peers and the network between them; None without a clock."""

@@ -48,6 +48,19 @@ def test_a_narrow_terminal_folds_headings_and_cuts_nothing_off() -> None:
     assert "as the paper " in text
 
 
+def test_the_speed_of_this_machine_is_measured_as_a_device_of_a_clock() -> None:
+    """The 20th part of what is measured is given as the speed of slower devices."""
+    tiny = ["model=mlp", "data=fashion-mnist", "peers=2", "workers=1", "train.epochs=1"]
+    tiny += ["topology=full", "partition.samples_per_peer=32", "classes.a={share=1, speed=1e9}"]
+    text = " ".join(printed(*tiny, "--measure").split())
+    measured = float(text.partition("this machine trains with ")[2].split()[0])
+    slower = float(text.partition("have speed=")[2].split()[0])
+    assert measured > 0
+    assert slower == pytest.approx(measured / 20, rel=0.1)
+    assert found(*tiny, "--measure")["measured_speed"] > 0
+    assert "measured_speed" not in found(*tiny)
+
+
 def test_the_defaults_are_the_papers() -> None:
     """105,962 parameters at density 0.5, 10 neighbours, 60,000 images over 100 peers."""
     costs = found(*SMALL)

@@ -244,6 +244,11 @@ def test_after_a_stop_the_same_command_resumes_to_the_same_weights(
             ["compare", "dispfl", "--targets", "0.6;0.7"],
             "--targets must be numbers separated by commas, such as 0.6,0.7; got '0.6;0.7'.",
         ),
+        (
+            ["compare", "dispfl", "--budget", "hours"],
+            "--budget is hours, but a run of dispfl has no devices by whose times they are"
+            " counted; name them: fleet=phones.",
+        ),
         (["compare", "dispfl", "-c", "none.toml"], "The config file none.toml does not exist."),
         (
             ["sweep", "rounds=3"],

@@ -185,6 +185,20 @@ def test_rows_are_compared_at_equal_bytes_with_the_row_that_the_file_names(tmp_p
     assert [row["score"]["mean"] for row in found["at_equal"]["rows"]][1] == last[1]
 
 
+def test_rows_are_compared_at_equal_hours_of_a_fleet(tmp_path: Path) -> None:
+    """Dis-PFL's messages are smaller than D-PSGD's: in the hours of its rounds, that has fewer."""
+    custom = CUSTOM.replace("peers = 3", "peers = 8").replace("rounds = 2", "rounds = 4")
+    (tmp_path / "custom.toml").write_text(custom.replace('"local"', '"dpsgd"'))
+    result = dispfl_reproduce(
+        tmp_path / "custom.toml", "fleet=phones", "--only", "dirichlet", "--budget", "hours",
+        "--out", tmp_path,
+    )  # fmt: skip
+    assert "Compared at equal simulated time: " in result.output
+    rows = csv.DictReader((tmp_path / "custom/comparison-hours.csv").read_text().splitlines())
+    rounds = {row["method"]: float(row["round"]) for row in rows}
+    assert rounds["dpsgd"] < rounds["dispfl"] == 4
+
+
 def test_a_file_cannot_compare_with_a_row_that_it_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(
         CUSTOM.replace("label =", 'against = { method = "ditto" }\nlabel =')
@@ -396,6 +410,10 @@ def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
         (
             ["masks", "--budget", "bytes"],
             "masks compares masks, not scores: omit --budget bytes.",
+        ),
+        (
+            ["sparsity", "--budget", "hours"],
+            "--budget is hours, but a run of dispfl has no devices by whose times they are",
         ),
     ],
 )

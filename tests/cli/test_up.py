@@ -37,6 +37,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["average_buffers=true"],
             "average_buffers is for simulated runs: messages between real peers contain no",
         ),
+        (
+            ["deadline=5", "fleet=phones"],
+            "deadline is 5, which counts simulated seconds: the peers of `dispfl up` have",
+        ),
         (["workers=2"], f"workers is 2, {ONE_THREAD} workers=1, or dispfl run."),
         (
             ["federation.toml"],

@@ -53,6 +53,8 @@ def test_a_clock_that_cannot_be_made_is_refused(
         "up,down\n3,3\n",
         "sped\n3\n",
         "speed,daily\n1e9,always\n",
+        "speed,up\n1e9,3\n1e9\n",
+        "speed,up\n1e9,3,4\n",
     ],
 )
 def test_a_file_of_devices_with_gaps_is_refused(content: str, tmp_path: Path) -> None:
@@ -72,6 +74,8 @@ def test_a_file_of_devices_with_gaps_is_refused(content: str, tmp_path: Path) ->
         "device,on,off\na,2,2\n",
         "device,on,off\na,0,2\nb,0,1\na,1,3\n",
         "device,on,off\na,nan,2\n",
+        "device,on,off\na,0,2\na,3\n",
+        "device,on,off\na,0,2\na,3,4,5\n",
     ],
 )
 def test_a_trace_with_gaps_or_negative_times_is_refused(content: str, tmp_path: Path) -> None:

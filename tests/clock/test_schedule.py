@@ -1,11 +1,13 @@
 """When rounds happen, computed by hand. 8 Mbit/s are 1 MB/s."""
 
 import pytest
+from messages import refused
 
 from dispfl.clock.fleet import Fleet, Network, make_fleet
 from dispfl.clock.links import SECOND
 from dispfl.clock.schedule import Clock, ModelMessage, RoundTimes, RoundWork
 from dispfl.core.device_classes import Device
+from dispfl.errors import RunError
 
 MB = 10**6
 
@@ -133,6 +135,14 @@ def test_a_device_goes_on_where_it_stopped_when_it_is_online_again():
     assert ends(times)["a"] == 60 + 4 + 60
     # b computes from 00:01 to 00:02, and the other 30 s from 00:01 of the next day on.
     assert ends(times)["b"] == 24 * 3600 + 60 + 30
+
+
+def test_devices_that_are_never_online_together_are_refused() -> None:
+    a = Device(speed=1e9, up=8, daily="08:00-18:00")
+    b = Device(speed=1e9, up=8, daily="20:00-06:00")
+    clock = Clock(fleet(a=a, b=b))
+    with refused(RunError):
+        clock.advance(RoundWork({"a": 1, "b": 1}, [ModelMessage("b", "a", MB)]))
 
 
 def test_random_turns_and_latencies_follow_the_seed():

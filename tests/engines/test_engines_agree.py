@@ -47,6 +47,8 @@ TINY = [
 TINY += ["train.epochs=1", "topology.degree=2"]
 TWO_SPEEDS = ["schedule=async", "classes.a={share=0.4, speed=1e9}", "classes.b={speed=3e8}"]
 
+LATE = ["deadline=0.1", "classes.a={share=0.6, speed=1e9}", "classes.b={speed=1e9, up=8}"]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_ray_for_all() -> Iterator[None]:
@@ -179,7 +181,7 @@ class Killer:
             kill(self.engines[0], 1)
 
 
-@pytest.mark.parametrize("settings", [["method.structure=channels"], TWO_SPEEDS])
+@pytest.mark.parametrize("settings", [["method.structure=channels"], TWO_SPEEDS, LATE])
 def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_changes(
     settings: list[str],
     tmp_path: Path,

@@ -24,6 +24,7 @@ QUICK = [*SMALL, "partition.samples_per_peer=8", "train.epochs=1", "workers=1"]
 SLOW = [*SMALL, "partition.samples_per_peer=96", "train.epochs=10"]
 """Half a second a round or more: long enough to be interrupted from outside."""
 ASYNC = ["schedule=async", "classes.a={share=0.6, speed=1e9}", "classes.b={speed=3e8}"]
+LATE = ["deadline=0.1", "classes.a={share=0.6, speed=1e9}", "classes.b={speed=1e9, up=8}"]
 TIMEOUT_SECONDS = 60.0
 Outcome = tuple[list[str], list[dict[str, Any]]]
 """The digest of everyone's weights, and all rounds' metrics without their seconds."""
@@ -226,6 +227,8 @@ def test_a_run_killed_before_any_change_of_the_disk_resumes_to_the_same_result(
         (["method=ditto", "method.cohort=1"], ["memory_limit=1e-6"]),
         (["method=dispfl"], ["checkpoint_every=2"]),
         (ASYNC, []),
+        (LATE, []),
+        (LATE, ["memory_limit=1e-6"]),
     ],
 )
 def test_a_run_whose_checkpoints_lack_unchanged_states_or_rounds_resumes_to_the_same_result(

@@ -69,6 +69,22 @@ def test_times_computed_afterwards_are_those_of_the_run(runs: Path, name: str) -
     assert timed[-1][SIMULATED]["hours"] > run.records[-1][SIMULATED]["hours"]
 
 
+def test_a_record_has_the_mean_times_of_each_class(runs: Path) -> None:
+    run = read_run(runs / "clocked")
+    positions: dict[str, list[int]] = {}
+    for position, peer in enumerate(run.roster):
+        positions.setdefault(run.device_class_of[peer], []).append(position)
+    assert len(positions) == 3  # phones: 1 of 4 peers is old, 2 are common and 1 is new
+    for record in run.records:
+        simulated = record[SIMULATED]
+        assert simulated["classes"].keys() == positions.keys()
+        for phase in ("computing", "transferring", "waiting", "busy"):
+            for name, of_class in positions.items():
+                seconds = [simulated[phase]["per_peer"][position] for position in of_class]
+                mean = sum(seconds) / len(of_class)
+                assert simulated["classes"][name][phase] == pytest.approx(mean)
+
+
 def test_a_record_has_every_byte_of_the_ledger(runs: Path) -> None:
     for name in ("plain", "server"):
         run = read_run(runs / name)

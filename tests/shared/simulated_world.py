@@ -22,13 +22,13 @@ from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.staleness import Mode
+from dispfl.core.staleness import MAX_AGE, Mode
 from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.async_node import AsyncNode
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.model_fetch import MAX_AGE, RoundResponses
+from dispfl.peer.model_fetch import RoundResponses
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.schedule import Schedule, ScheduleSettings

@@ -47,6 +47,13 @@ def costs(
     paper: Annotated[
         bool, typer.Option("--paper", help="Print every cost of the paper beside ours.")
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Train for some seconds, to measure the speed of this machine as a device.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a round costs in bytes and FLOPs, without training.
@@ -65,7 +72,7 @@ def costs(
     """
 
     if paper:
-        if arguments or config:
+        if arguments or config or measure:
             raise ConfigError(
                 "--paper uses the settings of the paper's tables; omit all other settings.",
                 key="--paper",
@@ -86,13 +93,43 @@ def costs(
         raise ConfigError(
             f"{file} belongs to a run made in Python; costs need a model and a data set by name."
         )
-    inputs = _cost_inputs(compose(base, overrides))
+    experiment = compose(base, overrides)
+    inputs = _cost_inputs(experiment)
     estimated = estimate(inputs)
     wire = wire_costs(inputs)
+    speed = _measured_speed(experiment) if measure else None
     if as_json:
-        typer.echo(json.dumps(_as_json(inputs, estimated, wire), indent=2))
+        content = _as_json(inputs, estimated, wire)
+        if speed is not None:
+            content["measured_speed"] = speed
+        typer.echo(json.dumps(content, indent=2))
     else:
-        _print(SafeConsole(), inputs, estimated, wire)
+        console = SafeConsole()
+        _print(console, inputs, estimated, wire)
+        if speed is not None:
+            print_text(console, _speed_sentence(speed))
+
+
+def _measured_speed(experiment: "Experiment") -> float:
+    """Measure the speed of this machine as a device of a clock, in FLOP/s."""
+    from dispfl.data.datasets import CustomData
+    from dispfl.paper.workload import training_speed
+
+    if isinstance(experiment.data, CustomData):
+        raise ConfigError(
+            "--measure trains on noise in place of a built-in data set; name one with images of"
+            " about your size, such as data=cifar10.",
+            key="--measure",
+        )
+    return training_speed(experiment)
+
+
+def _speed_sentence(speed: float) -> str:
+    """Say how fast this machine is, and how to describe a slower device."""
+    return (
+        f"Measured: this machine trains with {speed:.2g} FLOP/s, under its present load. Devices"
+        f" that are 20 times as slow have speed={speed / 20:.2g} in their class or fleet."
+    )
 
 
 def _compare_with_paper(as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from dispfl.terminal import SafeConsole, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dispfl.experiment import Experiment
     from dispfl.report.tables import Table
     from dispfl.runs.grid import GridRun
 
@@ -245,6 +246,7 @@ def run_and_compare(
         if options.view.against is not None:
             against = reference_names(cells, options.view.against)
         check_columns(options.view.columns, metrics, targets)
+        check_budget(options.view.budget, [cell.experiment for cell in cells])
         if options.fast:
             cells, sentence = with_fastest_format(cells)
             print_text(console, sentence)
@@ -286,6 +288,19 @@ def run_grid(
         message = f"\nStopped; all finished rounds are saved. Resume with: {command}"
         print_text(console, message)
         raise typer.Exit(130) from None
+
+
+def check_budget(budget: str, experiments: "Iterable[Experiment]") -> None:
+    """Refuse a comparison by simulated hours before runs are trained that have none."""
+    if budget != "hours":
+        return
+    for experiment in experiments:
+        if not experiment.has_clock:
+            raise ConfigError(
+                f"--budget is hours, but a run of {experiment.method.name} has no devices by whose"
+                " times they are counted; name them: fleet=phones.",
+                key="--budget",
+            )
 
 
 def split_commas(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dispfl.cli.completion import complete_experiments
-from dispfl.cli.grid import JobsOption, split_commas
+from dispfl.cli.grid import JobsOption, check_budget, split_commas
 from dispfl.cli.run import FastOption
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import SafeConsole, number_table, print_text
@@ -69,11 +69,11 @@ def reproduce(
         ),
     ] = "",
     budget: Annotated[
-        Literal["rounds", "bytes", "flops", "seconds"],
+        Literal["rounds", "bytes", "flops", "seconds", "hours"],
         typer.Option(
             help=(
-                "Also compare the same runs after equal traffic or computing, as dispfl compare"
-                " does."
+                "Also compare the same runs after equal traffic, computing, or hours of a fleet, as"
+                " dispfl compare does."
             )
         ),
     ] = "rounds",
@@ -125,6 +125,7 @@ def reproduce(
             f"{name} compares masks, not scores: omit --budget {budget}.", key="--budget"
         )
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
+    check_budget(budget, [run.cell.experiment for run in runs])
     caveat = _caveat(experiment, runs, selected)
     console = SafeConsole(stderr=as_json)
     if fast:

@@ -53,7 +53,7 @@ def time(
     from dispfl.config import parse_overrides
     from dispfl.core.metric import SHARES
     from dispfl.report.runs import read_runs
-    from dispfl.runs.timing import another_fleet, summarize_times, timed_records
+    from dispfl.runs.timing import summarize_times, times_after
 
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"--out must end with {', '.join(FORMATS)}, got {out}.", key="--out")
@@ -67,8 +67,8 @@ def time(
     timed = []
     summaries = []
     for run in runs:
-        fleet = another_fleet(run.config, changes)
-        timed.append(replace(run, records=timed_records(run.records, fleet, run.roster)))
+        records, fleet = times_after(run.config, run.records, run.roster, changes)
+        timed.append(replace(run, records=records))
         summary = summarize_times(timed[-1].records, run.roster, fleet.class_of)
         if summary is None:
             raise ConfigError(f"{run.path} has no finished round; run it first.")

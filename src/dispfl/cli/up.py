@@ -162,6 +162,13 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
             " Omit it, or use dispfl run.",
             key="average_buffers",
         )
+    if experiment.deadline is not None:
+        raise ConfigError(
+            f"deadline is {experiment.deadline:g}, which counts simulated seconds: the peers of"
+            " `dispfl up` have deadlines of their own, which follow from their last rounds. Omit"
+            " it, or use dispfl run.",
+            key="deadline",
+        )
     for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
         value = getattr(experiment, key)
         if value != required:

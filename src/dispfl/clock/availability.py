@@ -146,16 +146,19 @@ def read_traces(path: Path) -> list[Availability]:
 
 def _window(path: Path, number: int, row: Mapping[str, str | None]) -> tuple[int, int]:
     """Return when a device goes on- and offline in a line of a trace."""
+    if None in row:
+        raise _bad_trace(path, f"line {number} has more than three values")
     hours = []
     for key in ("on", "off"):
+        text = row[key] or ""
         try:
-            value = float(row[key] or "")
+            value = float(text)
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0:
             raise _bad_trace(
                 path,
-                f"line {number}: {key} is {str(row[key])[:40]!r}; give the hours since the start, a"
+                f"line {number}: {key} is {text[:40]!r}; give the hours since the start, a"
                 " number of at least 0",
             )
         hours.append(value)

@@ -368,7 +368,12 @@ def _read_columns(path: Path) -> dict[str, Sequence[Any]]:
         ) from None
     if not rows:
         raise ConfigError(f"fleet={path} has no devices.", key="fleet")
-    return {str(name): [row[name] for row in rows] for name in rows[0]}
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise ConfigError(
+                f"{path}, device {number} does not have one value for each column.", key="fleet"
+            )
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _reason(problem: Exception) -> str:

@@ -6,7 +6,8 @@ A round without a server, for each peer:
    its neighbours. A neighbour responds as soon as it has published its model of the same round.
    Where whole models are sent, it sends them unasked.
 2. When the last model has arrived, it computes. There is no other barrier: a peer may be rounds
-   ahead of another that it does not hear from.
+   ahead of another that it does not hear from. With a deadline (`clock/deadline.py`) it goes on
+   without the models that arrive later.
 
 A round with a server: the server sends its model to the cohort; each peer of it computes and
 uploads; the next round starts when the last upload has arrived. The server computes in no time.
@@ -21,10 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from dispfl.clock.availability import DAY
 from dispfl.clock.events import TimedEvents
 from dispfl.clock.fleet import Fleet
 from dispfl.clock.links import Link
+from dispfl.errors import RunError
 from dispfl.methods.base import SERVER
+
+LONGEST_ROUND = 10 * 365 * DAY
+"""What has not arrived by then never does."""
 
 
 class ModelMessage(NamedTuple):
@@ -91,21 +97,57 @@ class Clock:
 
     def advance(self, work: RoundWork) -> RoundTimes:
         """Return the times of the next round."""
-        simulation = TimedEvents(self.fleet, self._uplinks, self._downlinks)
+        simulation = self.simulation()
         if work.has_server:
             peers = _server_round(simulation, work, self.now)
         else:
-            peers = _gossip_round(simulation, work, self._ready)
+            gossip_peers = self.gossip_peers(simulation, work)
+            self.exchange_models(simulation)
+            peers = {}
+            for name, peer in gossip_peers.items():
+                peers[name] = peer.computed(work.operations.get(name, 0))
+        return self.end_round(simulation, peers, has_server=work.has_server)
+
+    def simulation(self) -> TimedEvents:
+        """Return the events of the next round, which have not happened yet."""
+        return TimedEvents(self.fleet, self._uplinks, self._downlinks)
+
+    def ready(self, peer: str) -> int:
+        """Return when a peer has finished its last round."""
+        return self._ready.get(peer, 0)
+
+    def gossip_peers(self, simulation: TimedEvents, work: RoundWork) -> dict[str, "GossipPeer"]:
+        """Return the peers of a round without a server, each with the models that it expects."""
+        nodes = dict.fromkeys(work.operations)
+        for message in work.messages:
+            nodes |= dict.fromkeys((message.sender, message.receiver))
+        peers: dict[str, GossipPeer] = {}
+        for name in nodes:
+            peers[name] = GossipPeer(name, simulation, peers, self.ready(name))
+        for message in work.messages:
+            peers[message.receiver].expect(message)
+        for peer in peers.values():
+            simulation.at(peer.times.start, peer.start)
+        return peers
+
+    def exchange_models(self, simulation: TimedEvents) -> None:
+        """Let the models of a round arrive, unless that takes longer than any round does."""
+        simulation.run(max([self.now, *self._ready.values()]) + LONGEST_ROUND)
+
+    def end_round(
+        self, simulation: TimedEvents, peers: Mapping[str, PeerTimes], *, has_server: bool
+    ) -> RoundTimes:
+        """End a round in which peers have spent their time so; return its times."""
         self.events += simulation.events
         self.now = max([self.now, *(times.end for times in peers.values())])
         horizon = self.now
-        if not work.has_server:
-            horizon = self._end_round(peers)
+        if not has_server:
+            horizon = self._make_ready(peers)
         for link in (*self._uplinks.values(), *self._downlinks.values()):
             link.end_round(horizon)
         return RoundTimes(self.now, peers)
 
-    def _end_round(self, peers: Mapping[str, PeerTimes]) -> int:
+    def _make_ready(self, peers: Mapping[str, PeerTimes]) -> int:
         """Note when peers are ready for the next round; return when the first is.
 
         A peer that took no part is ready with the first that did.
@@ -119,25 +161,6 @@ class Clock:
         return min(self._ready.values(), default=first)
 
 
-def _gossip_round(
-    simulation: TimedEvents, work: RoundWork, ready: Mapping[str, int]
-) -> dict[str, PeerTimes]:
-    """Return how each peer spends a round without a server."""
-    peers: dict[str, _GossipPeer] = {}
-    nodes = dict.fromkeys(work.operations)
-    for message in work.messages:
-        nodes |= dict.fromkeys((message.sender, message.receiver))
-    for name in nodes:
-        duration = simulation.fleet.computing_time(name, work.operations.get(name, 0))
-        peers[name] = _GossipPeer(name, simulation, peers, duration, ready.get(name, 0))
-    for message in work.messages:
-        peers[message.receiver].expect(message)
-    for peer in peers.values():
-        simulation.at(peer.times.start, peer.start)
-    simulation.run()
-    return {name: peer.times for name, peer in peers.items()}
-
-
 class _Transferring:
     """Measures how long at least one transfer of a peer is under way, from its start on."""
 
@@ -145,6 +168,7 @@ class _Transferring:
         self._times = times
         self._count = 0
         self._since = 0
+        self._has_stopped = False
 
     def begin(self, now: int) -> None:
         if not self._count:
@@ -153,27 +177,39 @@ class _Transferring:
 
     def end(self, now: int) -> None:
         self._count -= 1
-        if not self._count:
-            began = max(self._since, self._times.start)
-            self._times.transferring += max(0, now - began)
+        if not self._count and not self._has_stopped:
+            self._add(now)
+
+    def stop(self, now: int) -> None:
+        """Stop to measure: what is still on its way is late."""
+        if self._count:
+            self._add(now)
+        self._has_stopped = True
+
+    def _add(self, now: int) -> None:
+        began = max(self._since, self._times.start)
+        self._times.transferring += max(0, now - began)
 
 
-class _GossipPeer:
+class GossipPeer:
     """A peer in a round without a server."""
 
     def __init__(
         self,
         name: str,
         simulation: TimedEvents,
-        peers: Mapping[str, "_GossipPeer"],
-        duration: int,
+        peers: Mapping[str, "GossipPeer"],
         ready: int,
     ) -> None:
         self.name = name
         self.times = PeerTimes(ready)
+        self.senders: list[str] = []
+        """Whose models of this round it needs."""
+        self.arrivals: dict[str, int] = {}
+        """When they have arrived, by sender."""
+        self._begins: int | None = None
         self._simulation = simulation
         self._peers = peers
-        self._duration = duration
         self._requests: list[ModelMessage] = []
         """What it requests when it starts."""
         self._responses: list[ModelMessage] = []
@@ -181,14 +217,31 @@ class _GossipPeer:
         self._missing = 0
         self._has_started = False
         self._transferring = _Transferring(self.times)
+        self._deadline: int | None = None
+        """When it stops to wait for the models of this round."""
+        self._expects_any = False
+        self._has_model = False
+        """Whether any model has arrived that it averages in this round."""
 
     def expect(self, message: ModelMessage) -> None:
         """Note a model that it needs in this round."""
         self._missing += 1
+        self._expects_any = True
+        self.senders.append(message.sender)
         if message.request:
             self._requests.append(message)
         else:
             self._peers[message.sender]._responses.append(message)
+
+    def wait_until(self, deadline: int) -> None:
+        """Go on at a deadline without the models that have not arrived."""
+        self._deadline = deadline
+        self._simulation.at(deadline, self._begin_when_complete, last=True)
+
+    def expect_late(self, arrival: int) -> None:
+        """Note when a model of an earlier round arrives, which it need not wait for."""
+        self._expects_any = True
+        self._simulation.at(max(arrival, self.times.start), self._receive_late)
 
     def start(self, now: int) -> None:
         """Publish the model, send it to those who wait for it, and request those of others."""
@@ -198,7 +251,26 @@ class _GossipPeer:
         self._responses = []
         for message in self._requests:
             self._request(message, now)
-        self._compute_when_complete(now)
+        self._begin_when_complete(now)
+
+    @property
+    def begins(self) -> int:
+        """When it begins to compute, once all that happens in the round has happened."""
+        if self._begins is None:
+            raise RunError(
+                f"Peer {self.name} waits ten years for a model: its device and a neighbour's are"
+                " never online at the same time, or too briefly. Change daily or availability of"
+                " their classes."
+            )
+        return self._begins
+
+    def computed(self, operations: int) -> PeerTimes:
+        """Return its times, with so many operations after the models have arrived."""
+        fleet = self._simulation.fleet
+        duration = fleet.computing_time(self.name, operations)
+        self.times.end = fleet.availability(self.name).finish(self.begins, duration)
+        self.times.computing = self.times.end - self.begins
+        return self.times
 
     def _request(self, message: ModelMessage, now: int) -> None:
         sender = self._peers[message.sender]
@@ -217,18 +289,30 @@ class _GossipPeer:
         """Send the model to a peer that waits for it."""
         receiver = self._peers[message.receiver]
         receiver._transferring.begin(now)
-        self._simulation.send(self.name, message.receiver, message.size, now, receiver._receive)
+        arrived = partial(receiver._receive, message.sender)
+        self._simulation.send(self.name, message.receiver, message.size, now, arrived)
 
-    def _receive(self, now: int) -> None:
+    def _receive(self, sender: str, now: int) -> None:
         self._transferring.end(now)
+        self.arrivals[sender] = now
         self._missing -= 1
-        self._compute_when_complete(now)
+        self._has_model = True
+        self._begin_when_complete(now)
 
-    def _compute_when_complete(self, now: int) -> None:
-        if self._has_started and not self._missing:
-            availability = self._simulation.fleet.availability(self.name)
-            self.times.end = availability.finish(now, self._duration)
-            self.times.computing = self.times.end - now
+    def _receive_late(self, now: int) -> None:
+        self._has_model = True
+        self._begin_when_complete(now)
+
+    def _begin_when_complete(self, now: int) -> None:
+        """Begin to compute if nothing is missing, or at the deadline, but not without any model."""
+        if not self._has_started or self._begins is not None:
+            return
+        is_over = self._deadline is not None and now >= self._deadline
+        if self._missing and not is_over:
+            return
+        if self._has_model or not self._expects_any:
+            self._begins = now
+            self._transferring.stop(now)
 
 
 def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[str, PeerTimes]:

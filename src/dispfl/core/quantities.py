@@ -32,6 +32,8 @@ class Shape(StrEnum):
     """By peer: a sentence."""
     NODES = "object by node"
     """By node: several numbers by name; or null."""
+    CLASSES = "object by class"
+    """By class of devices: several numbers by name, or null each; or null."""
     TRAFFIC = "pair by node"
     """By node: a number for what it sends and one for what it receives; or null."""
     LINKS = "text"
@@ -57,6 +59,8 @@ class Shape(StrEnum):
             case Shape.REASONS:
                 return _is_object_of(value, lambda reason: isinstance(reason, str))
             case Shape.NODES:
+                return value is None or _is_object_of(value, _is_numbers)
+            case Shape.CLASSES:
                 return value is None or _is_object_of(value, _is_numbers)
             case Shape.TRAFFIC:
                 return value is None or _is_object_of(value, _is_pair)
@@ -311,6 +315,12 @@ ROUND_QUANTITIES = (
         "energy that all peers take for computing in the round, if every class has `watts`",
         unit="Wh",
         higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.classes",
+        Shape.CLASSES,
+        "`computing`, `transferring`, `waiting` and `busy` of each class of devices, mean over its"
+        " peers; null where none took part",
     ),
 )
 """The quantities of a whole round; `runs/metrics.py: round_metrics` computes them."""

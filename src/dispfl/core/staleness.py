@@ -9,6 +9,8 @@ from dispfl.settings import Settings
 
 Mode = Literal["sync", "async"]
 """Whether peers wait in each round for the models of their neighbours."""
+MAX_AGE = 8
+"""Rounds after which a model that arrives after its deadline is not averaged any more."""
 
 
 class Staleness(Settings):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dispfl.clock.schedule import ModelMessage
 from dispfl.core.allocator import trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
@@ -36,6 +37,7 @@ from dispfl.round.exchange import (
     task_senders,
     with_buffers,
 )
+from dispfl.round.late_models import AskedModels, asked_models, message_sizes, with_late
 from dispfl.round.ledger import MessageCost
 from dispfl.round.round import first_states, peer_step, resting_result
 from dispfl.wire.codec import Codec
@@ -63,14 +65,21 @@ def simulated_step(
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
     received: dict[str, PackedModel] = {}
+    late: dict[str, PackedModel] = {}
     messages: list[MessageCost] = []
     buffers = {task.peer: state.buffers}
     senders = task_senders(task)
     for sender in senders:
         delivery = fetch(sender, mask)
-        received[sender] = delivery.model
+        if sender in task.late:
+            late[sender] = delivery.model if mask is None else delivery.model.restrict(mask)
+        else:
+            received[sender] = delivery.model
         buffers[sender] = delivery.buffers
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
+    if task.arrived:
+        received |= {sender: state.late[sender] for sender in task.arrived}
+        received = dict(sorted(received.items()))
     accepted = accepted_models(context, task, state, received)
     if context.simulation.average_buffers and accepted:
         accepted_buffers = {name: buffers[name] for name in (task.peer, *accepted)}
@@ -78,8 +87,9 @@ def simulated_step(
     result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
     if task.takes_part:
         result.report.received = sorted(accepted)
-        result.report.missed = sorted(set(senders) - set(accepted))
-    return replace(result, messages=tuple(messages))
+        result.report.missed = sorted({*senders, *task.on_the_way} - set(accepted))
+    after = with_late(task, state, result.next_state, late)
+    return replace(result, messages=tuple(messages), state=after)
 
 
 def fetch_here(
@@ -210,6 +220,14 @@ class PeerStates:
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each of these peers, if it is online, requests models from in round t."""
         return choices_of(self.context, t, graph, self.current)
+
+    def asked_models(self, senders: Mapping[str, Sequence[str]]) -> dict[str, AskedModels]:
+        """Return what these peers ask for in the next round."""
+        return asked_models(self.context, senders, self.current)
+
+    def message_sizes(self, asked: Mapping[str, AskedModels]) -> list[ModelMessage]:
+        """Return the messages that these peers send in the next round, with their sizes."""
+        return message_sizes(self.context, asked, self.current)
 
     def partial_round(self, t: int, peers: Collection[str]) -> dict[str, StepResult]:
         """Add the steps of these peers that were finished in round t before an interruption."""

@@ -121,6 +121,10 @@ def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
         tensors[f"sent/{number}/values"] = sent.values
         tensors[f"sent/{number}/mask"] = sent.mask.bits
         tensors |= _prefixed(f"sent/{number}/tensors", sent.tensors)
+    for sender, late in state.late.items():
+        tensors[f"late/{sender}/values"] = late.values
+        tensors[f"late/{sender}/mask"] = late.mask.bits
+        tensors |= _prefixed(f"late/{sender}/tensors", late.tensors)
     tensors |= _prefixed("tensors", state.model.tensors)
     tensors |= _prefixed("buffers", state.buffers)
     tensors |= _prefixed("memory", state.memory)
@@ -323,6 +327,7 @@ def _step(
         _optional_model(tensors, f"{peer}/upload", size, layout),
         _optional_model(tensors, f"{peer}/private", size, layout),
         _sent_models(tensors, f"{peer}/sent", size, layout),
+        _named_models(tensors, f"{peer}/late", size, layout),
     )
     messages = tuple(MessageCost(*message) for message in entry["messages"])
     return StepResult(Report(**entry["report"]), messages, state=state)
@@ -358,11 +363,18 @@ def _sent_models(
     tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
 ) -> dict[int, PackedModel]:
     """Return the models that others may still average, by number."""
-    named = _without_prefix(f"{whose}/", tensors)
-    numbers = {int(name.split("/")[0]) for name in named}
+    named = _named_models(tensors, whose, size, layout)
+    return {number: named[str(number)] for number in sorted(map(int, named))}
+
+
+def _named_models(
+    tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
+) -> dict[str, PackedModel]:
+    """Return the models of a state by their names."""
+    names = {name.split("/")[0] for name in _without_prefix(f"{whose}/", tensors)}
     models = {}
-    for number in sorted(numbers):
-        models[number] = _model(tensors, f"{whose}/{number}", size, layout)
+    for name in sorted(names):
+        models[name] = _model(tensors, f"{whose}/{name}", size, layout)
     return models
 
 

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import torch
 
+from dispfl.clock.schedule import ModelMessage
 from dispfl.core.allocator import keep_heap, trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import forked_generators
@@ -113,6 +114,10 @@ class InProcess:
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each online peer requests models from in round t."""
         return self._states.choices(t, graph)
+
+    def message_sizes(self, senders: Mapping[str, Sequence[str]]) -> list[ModelMessage]:
+        """Return the messages of the next round with their sizes, by whom each peer asks."""
+        return self._states.message_sizes(self._states.asked_models(senders))
 
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""

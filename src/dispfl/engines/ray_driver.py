@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+from dispfl.clock.schedule import ModelMessage
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, wait_any
 from dispfl.engines.ray_steps import StepRunner
 from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult, get
 from dispfl.methods.base import PeerState
 from dispfl.round.context import LazyStates, PeerTask, RunContext, StepResult
+from dispfl.round.late_models import AskedModels
 
 MIN_SPEEDUP = 1.05
 """Peers move only if that makes the slowest worker at least this many times faster."""
@@ -72,6 +74,16 @@ class RayEngine:
         for choices_of_worker in self.pool.call_all("choices", t, graph):
             choices |= choices_of_worker
         return choices
+
+    def message_sizes(self, senders: Mapping[str, Sequence[str]]) -> list[ModelMessage]:
+        """Return the messages of the next round with their sizes, by whom each peer asks."""
+        asked: dict[str, AskedModels] = {}
+        for asked_of_worker in self.pool.call_all("asked_models", senders):
+            asked |= asked_of_worker
+        messages: list[ModelMessage] = []
+        for messages_of_worker in self.pool.call_all("message_sizes", asked):
+            messages += messages_of_worker
+        return messages
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; after the last, all states are on the disk."""

@@ -22,6 +22,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from dispfl.clock.schedule import ModelMessage
 from dispfl.core.allocator import keep_heap
 from dispfl.core.packed import Mask
 from dispfl.core.samples import PeerData
@@ -40,6 +41,7 @@ from dispfl.round.exchange import (
     sent_model,
     task_senders,
 )
+from dispfl.round.late_models import AskedModels
 from dispfl.round.round import task_state
 
 CONCURRENT_STEPS = 2
@@ -125,6 +127,14 @@ class Worker:
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each of this worker's peers, if it is online, requests models from."""
         return self._states.choices(t, graph)
+
+    def asked_models(self, senders: Mapping[str, Sequence[str]]) -> dict[str, AskedModels]:
+        """Return what this worker's peers ask for in the next round."""
+        return self._states.asked_models(senders)
+
+    def message_sizes(self, asked: Mapping[str, AskedModels]) -> list[ModelMessage]:
+        """Return the messages that this worker's peers send in the next round."""
+        return self._states.message_sizes(asked)
 
     def set_workers(self, workers: Mapping[int, Any], assignment: Mapping[str, int]) -> None:
         """Set the other workers, and which of them has which peer."""

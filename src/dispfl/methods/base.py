@@ -51,6 +51,9 @@ class PeerState:
     sent: Mapping[int, PackedModel] = field(default_factory=dict)
     """Asynchronous gossip: the models that others may still average, by the number of the step
     that each is the result of."""
+    late: Mapping[str, PackedModel] = field(default_factory=dict)
+    """Gossip with a deadline: the models that arrived after it and may still be averaged, by
+    sender."""
 
 
 def _check_patterns(value: Any) -> Any:
@@ -468,6 +471,22 @@ def check_async(method: Method, topology: Topology) -> None:
             f"schedule is async, but topology {topology.name} has weights for the average of a"
             " round; set topology.weights=false.",
             key="schedule",
+        )
+
+
+def check_deadline(deadline: float, method: Method, topology: Topology) -> None:
+    """Refuse a method or a topology that does not work without the late models."""
+    if method.needs_rounds:
+        raise ConfigError(
+            f"deadline is {deadline:g}, but method {method.name} does not work with one:"
+            f" {method.needs_rounds}. Omit deadline, or use dispfl, dpsgd or fedfomo.",
+            key="deadline",
+        )
+    if topology.is_weighted:
+        raise ConfigError(
+            f"deadline is {deadline:g}, but topology {topology.name} has weights for the average of"
+            " all models of a round; set topology.weights=false.",
+            key="deadline",
         )
 
 

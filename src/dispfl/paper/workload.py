@@ -154,6 +154,17 @@ def seconds_per_sample(experiment: Experiment) -> float:
     return _step_seconds(experiment, train, samples) / train.samples_trained(samples)
 
 
+def training_speed(experiment: Experiment) -> float:
+    """Measure the floating-point operations per second that this machine reaches in training.
+
+    It is the `speed` of a device like it: with all workers busy, and the dense network.
+    """
+    spec = describe(experiment.data.name)
+    layout, forward = network(experiment.model, spec.shape, spec.classes)
+    alone = experiment.model_copy(update={"classes": {}, "fleet": None})
+    return forward.training(layout.sizes, 1) / seconds_per_sample(alone)
+
+
 def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
     """Return the shortest of a few times in which every worker trains on noise, per worker."""
     spec = describe(experiment.data.name)

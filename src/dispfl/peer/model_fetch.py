@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.staleness import MAX_AGE
 from dispfl.core.tensors import total_bytes
 from dispfl.errors import MessageError
 from dispfl.peer.setup.spec_versions import SpecVersion
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 MIN_BACKOFF = 0.1
 MAX_BACKOFF = 2.0
 """Seconds between two requests to the same peer; doubled each time."""
-MAX_AGE = 8
-"""Rounds after which the model of a slow member is too old to be averaged."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dispfl.clock.schedule import ModelMessage
 from dispfl.core.device_classes import (
     ClassTraining,
     DeviceClass,
@@ -558,6 +559,12 @@ class PeerTask:
     models: Mapping[str, int] | None = None
     """Asynchronous step, where `t` counts the peer's own steps: by sender, the number of the step
     that the received model is the result of."""
+    late: Sequence[str] = ()
+    """Gossip round with a deadline: the senders whose models arrive too late for this round."""
+    arrived: Sequence[str] = ()
+    """With a deadline: the senders of late models of earlier rounds that have arrived by now."""
+    on_the_way: Sequence[str] = ()
+    """With a deadline: the senders of late models of earlier rounds that have not."""
     passed: float | None = None
     """Asynchronous step: the rounds that have passed when it begins."""
     sends: bool = False
@@ -647,6 +654,10 @@ class Engine(Protocol):
 
     def choices(self, t: int, graph: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Return whom each online peer would receive from in round t; `graph` has neighbours."""
+        ...
+
+    def message_sizes(self, senders: Mapping[str, Sequence[str]]) -> list[ModelMessage]:
+        """Return the messages of the next round with their sizes, by whom each peer asks."""
         ...
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dispfl.clock.deadline import DeadlineClock
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.report import Report
@@ -40,6 +41,7 @@ from dispfl.round.exchange import (
     with_private,
     with_private_kept,
 )
+from dispfl.round.late_models import with_deadline
 from dispfl.round.ledger import Ledger
 
 
@@ -119,14 +121,18 @@ def train_round(
     engine: Engine,
     finished: Mapping[str, StepResult],
     on_result: OnResult,
+    deadline: DeadlineClock | None = None,
 ) -> Round:
-    """Run round t of either kind; `finished` has the results of the steps that are done already."""
+    """Run round t of either kind; `finished` has the results of the steps that are done already.
+
+    With a deadline peers go on without the models that are late by its clock.
+    """
     if isinstance(context.method, ServerMethod):
         assert server is not None
         result = server_round(context, context.method, server, t, engine, finished, on_result)
     else:
         assert isinstance(context.method, GossipMethod)
-        result = gossip_round(context, context.method, t, engine, finished, on_result)
+        result = gossip_round(context, context.method, t, engine, finished, on_result, deadline)
     engine.end_round()
     return result
 
@@ -148,6 +154,7 @@ def gossip_round(
     engine: Engine,
     finished: Mapping[str, StepResult],
     on_result: OnResult,
+    deadline: DeadlineClock | None = None,
 ) -> Round:
     """Algorithm 1, lines 5-16, for all peers."""
     # Line 6: each online peer receives from its neighbours of this round, or whom it prefers.
@@ -155,6 +162,9 @@ def gossip_round(
     senders: Graph = graph
     if method.chooses:
         senders = round_senders(context, t, graph, engine.choices(t, graph))
+    exchanges = None
+    if deadline is not None:
+        exchanges = deadline.exchange(engine.message_sizes(deadline.asked(senders)))
     requested = neighbour_counts(context, t, graph)
     weights = mixing_weights(context, t, graph)
     evaluate = context.evaluates(t) and not method.evaluates_global
@@ -165,6 +175,8 @@ def gossip_round(
         if peer in graph:
             others = [sender for sender in senders[peer] if sender not in graph[peer]]
             task = replace(task, senders=senders[peer], requested=requested[peer] + len(others))
+            if exchanges is not None:
+                task = with_deadline(task, senders[peer], exchanges[peer])
         else:
             skips = context.settings.topology.offline == "skip"
             task = replace(task, requested=requested[peer], idle=skips)

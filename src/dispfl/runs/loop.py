@@ -15,12 +15,14 @@ from dispfl.round.async_gossip import async_round
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.async_clock import AsyncClock, run_cost
+from dispfl.runs.deadline_clock import DeadlineRunClock
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, check_records, main_scores, round_metrics
 from dispfl.runs.progress_file import ProgressFile
 from dispfl.runs.timing import RunClock
 
 log = logging.getLogger("dispfl")
+AnyClock = RunClock | AsyncClock | DeadlineRunClock
 FAILURES_SHOWN = 3
 """Failures of a round that are logged in full."""
 
@@ -69,7 +71,7 @@ class Follower:
     directory: RunDirectory
     on_round: Callable[[Metrics], None] = lambda metrics: None
     records: list[Metrics] = field(default_factory=list)
-    clock: RunClock | AsyncClock | None = None
+    clock: AnyClock | None = None
     evaluated: Mapping[str, PeerState] = field(default_factory=dict)
     """The state that each peer was evaluated with after the last round."""
 
@@ -176,9 +178,10 @@ def run_rounds(
     cost = run_cost(context)
     cost.warn()
     clock = _clock(context, cost, history.records)
+    deadline = clock.clock if isinstance(clock, DeadlineRunClock) else None
     for follower in followers:
         follower.clock = clock
-        if not isinstance(clock, AsyncClock):
+        if isinstance(clock, RunClock):
             follower.clock = _clock(follower.context, cost, follower.records)
     peers = len(context.roster)
     observer.begin(
@@ -206,7 +209,13 @@ def run_rounds(
                     trained = async_round(context, timed, clock.sizes, t, engine, after_step)
                 else:
                     trained = train_round(
-                        context, history.server, t, engine, history.partial_round, after_step
+                        context,
+                        history.server,
+                        t,
+                        engine,
+                        history.partial_round,
+                        after_step,
+                        deadline,
                     )
                 seconds = time.perf_counter() - began
                 for follower in followers:
@@ -271,12 +280,12 @@ def _save_states(
     checkpoints.complete(t)
 
 
-def _clock(
-    context: RunContext, cost: ForwardCost, records: Sequence[Metrics]
-) -> RunClock | AsyncClock | None:
+def _clock(context: RunContext, cost: ForwardCost, records: Sequence[Metrics]) -> AnyClock | None:
     """Return the clock of a run after its rounds so far; None without one."""
     if context.settings.is_async:
         return AsyncClock(context, cost, len(records))
+    if context.simulation.deadline is not None:
+        return DeadlineRunClock(context, cost, records)
     roster = context.data.participants
     fleet = context.simulation.fleet_of(roster)
     return RunClock(fleet, roster, records) if fleet else None
@@ -288,12 +297,11 @@ def _record(
     result: Round,
     cost: ForwardCost,
     seconds: float,
-    clock: RunClock | AsyncClock | None,
+    clock: AnyClock | None,
 ) -> Metrics:
     """Return the line of a round, with its simulated times if there is a clock."""
-    record = round_metrics(
-        t, result, context.task, cost, seconds, all_sizes=isinstance(clock, RunClock)
-    )
+    needs_sizes = isinstance(clock, RunClock | DeadlineRunClock)
+    record = round_metrics(t, result, context.task, cost, seconds, all_sizes=needs_sizes)
     if clock is not None:
         record[SIMULATED] = clock.advance(record)
     return record

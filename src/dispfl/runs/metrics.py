@@ -17,7 +17,7 @@ import torch
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.names import roster_of
 from dispfl.core.packed import PackedModel
-from dispfl.core.quantities import ROUND_QUANTITIES, SIMULATED, is_finite_number
+from dispfl.core.quantities import ROUND_QUANTITIES, SIMULATED, Shape, is_finite_number
 from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
@@ -212,7 +212,7 @@ def check_records(file: Path, records: Sequence[Mapping[str, Any]], peers: int) 
 _OF_A_CLOCK = {
     quantity.name.removeprefix(f"{SIMULATED}.")
     for quantity in ROUND_QUANTITIES
-    if quantity.group == SIMULATED
+    if quantity.group == SIMULATED and quantity.shape is not Shape.CLASSES  # of older runs
 }
 
 

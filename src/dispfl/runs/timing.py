@@ -48,6 +48,11 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
             "The run has schedule=async, so that what its peers learn depends on their devices: run"
             " it again on another fleet."
         )
+    if config.get("deadline") is not None:
+        raise RunError(
+            f"The run has deadline={config['deadline']:g}, so that which models are late depends on"
+            " its devices: run it again on another fleet."
+        )
     for key in changes:
         if key not in OF_A_CLOCK:
             raise ConfigError(
@@ -68,6 +73,23 @@ def another_fleet(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Flee
     if fleet is None:
         raise ConfigError("Name the devices of the clock: fleet=phones.", key="fleet")
     return fleet
+
+
+def times_after(
+    config: Mapping[str, Any],
+    records: Sequence[Metrics],
+    roster: Sequence[str],
+    changes: Mapping[str, Any],
+) -> tuple[list[Metrics], Fleet]:
+    """Return a run's lines with their times after some changes of its clock, and its fleet then.
+
+    Without changes they are those of the run, also where learning depends on them.
+    """
+    own_fleet = fleet_of_config(config)
+    if own_fleet is not None and not changes:
+        return list(records), own_fleet
+    fleet = another_fleet(config, changes)
+    return timed_records(records, fleet, roster), fleet
 
 
 def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str]) -> list[Metrics]:
@@ -146,7 +168,23 @@ def simulated_times(times: RoundTimes, fleet: Fleet, roster: Sequence[str]) -> M
         "hours": times.end / HOUR,
         **{name: spread(values) for name, values in phases.items()},
         "energy": joules / 3600 if has_watts else None,
+        "classes": _means_by_class(phases, [fleet.class_of[peer] for peer in roster]),
     }
+
+
+def _means_by_class(
+    phases: Mapping[str, Sequence[float | None]], class_names: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
+    """Return how the peers of each class spend a round, mean over those that took part."""
+    by_class: dict[str, dict[str, float | None]] = {name: {} for name in sorted(set(class_names))}
+    for phase in (*PHASES, "busy"):
+        measured: dict[str, list[float]] = {name: [] for name in by_class}
+        for name, value in zip(class_names, phases[phase], strict=True):
+            if value is not None:
+                measured[name].append(value)
+        for name, values in measured.items():
+            by_class[name][phase] = fmean(values) if values else None
+    return by_class
 
 
 @dataclass(frozen=True)
