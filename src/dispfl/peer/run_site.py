@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -192,6 +193,7 @@ async def open_node(
         _restore_status(ctx.status, site)
         network.log_relays(ctx)
         network.log_outboxes(ctx)
+        network.outboxes.save_seen = partial(_save_outbox_state, network.outbox_state)
         writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.limits)
 
         status_writer = StatusWriter(site, ctx, network, writer, log)
@@ -211,7 +213,6 @@ async def open_node(
             deadlines.use(run.settings.deadlines)
 
         ctx.on_changed_settings = use_settings
-        stack.callback(_save_outbox_state, network.outbox_state)
         if writer is not None:
             stack.push_async_callback(writer.write_last)
         service = service or ServiceManager()
@@ -280,10 +281,9 @@ def _save_members(site: Site) -> None:
 
 
 def _save_outbox_state(state: OutboxState) -> None:
-    """Save which heads of members' outboxes were seen, if there were any."""
-    if state.seen:
-        with contextlib.suppress(DispflError):
-            state.save()
+    """Save which heads of members' outboxes were seen; if the disk is full, with a later head."""
+    with contextlib.suppress(DispflError):
+        state.save()
 
 
 @contextlib.asynccontextmanager
