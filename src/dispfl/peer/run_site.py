@@ -76,8 +76,8 @@ def run_site(
     has_company = site.members.names() or rounds_of(site.run_folder)
     if not alone and not has_company:
         raise RunError(
-            f"{site.name} has accepted no other site and would train alone: exchange invites "
-            f"(dispfl peer accept {quote(str(site.folder))} INVITE), or pass --alone."
+            f"{site.name} has accepted no other site and would train alone: {_first_step(site)},"
+            " or pass --alone."
         )
     log = event_logger(site.name, log_json)
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
@@ -87,6 +87,16 @@ def run_site(
         deadlines = config.deadlines.start()
         asyncio.run(run_node(site, setup, deadlines, log, config.limits, service, at_round))
         check_learned(site.run_folder)
+
+
+def _first_step(site: Site) -> str:
+    """What the operator of a site without members does, with the command."""
+    folder = quote(str(site.folder))
+    pending = site.members.pending()
+    if not pending:
+        return f"exchange invites (dispfl peer accept {folder} INVITE)"
+    command = f"dispfl peer confirm {folder} {' '.join(pending)}"
+    return f"compare the fingerprints of pending sites by phone ({command})"
 
 
 async def run_node(
