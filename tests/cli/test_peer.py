@@ -115,6 +115,12 @@ def test_init_prints_the_address_and_the_next_step(tmp_path: Path) -> None:
     assert readable_fingerprint(Site.open(tmp_path / "my site").identity.fingerprint)[0] in output
 
 
+def test_init_with_a_relay_says_that_its_owner_needs_the_invite(tmp_path: Path) -> None:
+    output = peer("init", tmp_path / "a", "--name", "a", "--relay", "wss://relay.example.org:443")
+    receivers = "every other site and the owner of each relay"
+    assert f"send {tmp_path}/a/a.invite to {receivers}, and accept theirs:" in output
+
+
 def test_an_invite_may_be_pasted_with_line_breaks_or_piped(alice: Path, bob: Path) -> None:
     invite = peer("invite", bob)
     assert invite.startswith("dispfl1-")

@@ -154,6 +154,14 @@ def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None
     assert not alice.run_folder.exists()  # nothing was left behind
 
 
+def test_pending_sites_are_named_where_there_is_no_member(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    alice.members.accept(make_site("bob").invite(), confirmed=False)
+    advice = asyncio.run(findings(alice))["members"].advice
+    command = f"dispfl peer confirm {alice.folder} bob"
+    assert advice == f"Compare fingerprints by phone: {command}"
+
+
 def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(
     make_site: MakeSite,
 ) -> None:

@@ -9,6 +9,7 @@ from outbox_world import LIMITS, folder_sites, make_site, meet, running
 from dispfl.peer.doctor.findings import Level
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.doctor.outboxes import check_outbox
+from dispfl.peer.outbox.state import STATE
 from dispfl.peer.peer import Peer
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.state.status_text import outbox_text
@@ -49,6 +50,7 @@ def test_the_doctor_reads_members_outboxes_and_says_how_they_are_reached(tmp_pat
 
     asyncio.run(run_both())
     site = sites["alice"]
+    state_of_the_node = (site.run_folder / STATE).read_bytes()
     setup = local_setup(site)
     findings = list(check_network(site, setup, site.config(), {}, running=False))
     by_topic = {finding.topic: finding for finding in findings}
@@ -60,6 +62,7 @@ def test_the_doctor_reads_members_outboxes_and_says_how_they_are_reached(tmp_pat
     )
     assert by_topic["carol"].level == Level.WARNING
     assert "has stored nothing in its outbox yet" in by_topic["carol"].text
+    assert (site.run_folder / STATE).read_bytes() == state_of_the_node
     assert Peer(site).status().members[0].address == f"outbox {tmp_path}/share/bob"
 
 

@@ -134,6 +134,15 @@ def test_a_site_without_members_does_not_start_unless_it_may_train_alone(
         make_peer("alice").run()
 
 
+def test_a_site_whose_members_are_all_pending_names_them_when_it_does_not_start(
+    make_peer: MakePeer,
+) -> None:
+    alice = make_peer("alice")
+    alice.accept(make_peer("bob").invite())
+    with refused(RunError):
+        alice.run()
+
+
 def test_settings_come_from_a_file_and_overrides_take_precedence(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text("rounds = 7\nseed = 3\n")

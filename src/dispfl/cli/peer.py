@@ -177,7 +177,10 @@ def _echo_next_steps(peer: "Peer", roster: Path | None) -> None:
     folder = quote(str(peer.folder))
     invite = quote(str(peer.site.invite_file))
     if roster is None:
-        typer.echo(f"\nNext: send {invite} to every other site, and accept theirs:")
+        receivers = "every other site"
+        if peer.site.info.relays:
+            receivers += " and the owner of each relay"
+        typer.echo(f"\nNext: send {invite} to {receivers}, and accept theirs:")
         typer.echo(f"    dispfl peer accept {folder} INVITE...")
         typer.echo(f"    dispfl peer run {folder}")
     else:

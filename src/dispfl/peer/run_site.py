@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,8 +76,8 @@ def run_site(
     has_company = site.members.names() or rounds_of(site.run_folder)
     if not alone and not has_company:
         raise RunError(
-            f"{site.name} has accepted no other site and would train alone: exchange invites "
-            f"(dispfl peer accept {quote(str(site.folder))} INVITE), or pass --alone."
+            f"{site.name} has accepted no other site and would train alone: {_first_step(site)},"
+            " or pass --alone."
         )
     log = event_logger(site.name, log_json)
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
@@ -86,6 +87,16 @@ def run_site(
         deadlines = config.deadlines.start()
         asyncio.run(run_node(site, setup, deadlines, log, config.limits, service, at_round))
         check_learned(site.run_folder)
+
+
+def _first_step(site: Site) -> str:
+    """What the operator of a site without members does, with the command."""
+    folder = quote(str(site.folder))
+    pending = site.members.pending()
+    if not pending:
+        return f"exchange invites (dispfl peer accept {folder} INVITE)"
+    command = f"dispfl peer confirm {folder} {' '.join(pending)}"
+    return f"compare the fingerprints of pending sites by phone ({command})"
 
 
 async def run_node(
@@ -192,6 +203,7 @@ async def open_node(
         _restore_status(ctx.status, site)
         network.log_relays(ctx)
         network.log_outboxes(ctx)
+        network.outboxes.save_seen = partial(_save_outbox_state, network.outbox_state)
         writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.limits)
 
         status_writer = StatusWriter(site, ctx, network, writer, log)
@@ -211,7 +223,6 @@ async def open_node(
             deadlines.use(run.settings.deadlines)
 
         ctx.on_changed_settings = use_settings
-        stack.callback(_save_outbox_state, network.outbox_state)
         if writer is not None:
             stack.push_async_callback(writer.write_last)
         service = service or ServiceManager()
@@ -280,10 +291,9 @@ def _save_members(site: Site) -> None:
 
 
 def _save_outbox_state(state: OutboxState) -> None:
-    """Save which heads of members' outboxes were seen, if there were any."""
-    if state.seen:
-        with contextlib.suppress(DispflError):
-            state.save()
+    """Save which heads of members' outboxes were seen; if the disk is full, with a later head."""
+    with contextlib.suppress(DispflError):
+        state.save()
 
 
 @contextlib.asynccontextmanager

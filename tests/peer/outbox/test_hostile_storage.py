@@ -20,7 +20,7 @@ from dispfl.peer.outbox.head import HEAD, SignedHead
 from dispfl.peer.outbox.sealing import SealingKey
 from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.outbox.writer import KEEP_ROUNDS
-from dispfl.peer.site import IDENTITY
+from dispfl.peer.site import IDENTITY, Site
 from dispfl.peer.transport.base import Refused, Unreachable
 from dispfl.wire.refusals import Refusal
 
@@ -156,6 +156,28 @@ def test_bad_heads_are_refused_and_the_last_good_one_stays_in_force(tmp_path: Pa
         # An old head is refused after a restart, too.
         (alice.outbox / HEAD).write_bytes(old_head)
         async with running(sites["bob"]) as bob:
+            with pytest.raises(Unreachable, match="the storage shows an old one"):
+                await bob.request_model("alice", 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_reader_remembers_the_newest_head_that_it_has_used(tmp_path: Path) -> None:
+    """The copy of its folder is what a killed process leaves behind."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+    killed = tmp_path / "killed"
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            await alice.publish(0)
+            await bob.model("alice", 0)
+            old_head = (alice.outbox / HEAD).read_bytes()
+            await alice.publish(1)
+            await bob.model("alice", 1)
+            shutil.copytree(bob.site.folder, killed)
+        (alice.outbox / HEAD).write_bytes(old_head)
+        async with running(Site.open(killed)) as bob:
             with pytest.raises(Unreachable, match="the storage shows an old one"):
                 await bob.request_model("alice", 0)
 

@@ -2,6 +2,8 @@
 is full."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -64,6 +66,56 @@ def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     with moto_server(tmp_path) as server:
         asyncio.run(scenario(server))
+
+
+ENDS_WITH_OPEN_REQUESTS = """
+import asyncio
+import os
+from dispfl.peer.outbox.storage import open_storage
+from dispfl.peer.transport.http import Limits
+
+READERS = 40
+ANSWER = b"HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\nETag: a\\r\\n\\r\\nx"
+
+async def main():
+    waiting = []
+    all_wait = asyncio.Event()
+
+    async def take(reader, writer):
+        await reader.readuntil(b"\\r\\n\\r\\n")
+        waiting.append(writer)
+        if len(waiting) == READERS:
+            all_wait.set()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    os.environ["AWS_ENDPOINT"] = f"http://{host}:{port}"
+    storage = open_storage("s3://hearts/alice", Limits())
+    reads = [asyncio.create_task(storage.read(str(number), 10)) for number in range(READERS)]
+    await all_wait.wait()
+    for writer in waiting:
+        writer.write(ANSWER)
+    await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+    for writer in waiting:
+        writer.close()
+    for read in reads:
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_while_it_reads_a_bucket_is_not_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a pause for obstore's threads about every fourth one was, by SIGABRT."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    for _ in range(12):
+        program = [sys.executable, "-c", ENDS_WITH_OPEN_REQUESTS]
+        ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
 
 
 def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(

@@ -110,7 +110,11 @@ def check_network(
     port, answers = asyncio.run(ask_members(site, setup, config, names, t, running=running))
     yield port
     if not members:
-        advice = f"Exchange invites: dispfl peer accept {quote(str(site.folder))} INVITE"
+        folder = quote(str(site.folder))
+        advice = f"Exchange invites: dispfl peer accept {folder} INVITE"
+        pending = " ".join(site.members.pending())
+        if pending:
+            advice = f"Compare fingerprints by phone: dispfl peer confirm {folder} {pending}"
         yield warning("members", "no other site is accepted yet", advice)
         return
     if not answers.reached:

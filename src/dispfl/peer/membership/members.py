@@ -131,6 +131,10 @@ class MembersFile:
         """The accepted members, sorted by name."""
         return [member for member in self.all() if member.state == "accepted"]
 
+    def pending(self) -> list[str]:
+        """Names of the sites whose fingerprint was not confirmed yet, sorted."""
+        return [member.name for member in self.all() if member.state == "pending"]
+
     def names(self) -> list[str]:
         """Names of the accepted members, sorted."""
         return [member.name for member in self.accepted()]

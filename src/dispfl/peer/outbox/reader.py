@@ -88,6 +88,8 @@ class OutboxReader:
         self.name = name
         self.log: Callable[[str, str, str], None] = lambda peer, reason, detail: None
         """Logs what was refused of a member's outbox."""
+        self.save_seen: Callable[[], None] = lambda: None
+        """Saves the serials of heads; the doctor, beside whom a node may run, does not."""
         self._membership = membership
         self._key = key
         self._limits = limits
@@ -172,8 +174,7 @@ class OutboxReader:
         if stored is None:
             return
         try:
-            member.head = await asyncio.to_thread(self._verify, peer, stored.content)
-            member.tag = stored.tag
+            content = await asyncio.to_thread(self._verify, peer, stored.content)
         except (MessageError, Refused) as problem:
             reason = problem.refusal if isinstance(problem, MessageError) else problem.reason
             member.problem = str(problem).rstrip(".")
@@ -182,6 +183,12 @@ class OutboxReader:
             else:
                 member.tag = stored.tag
                 self._refuse(peer, reason, str(problem))
+            return
+        if content.serial > self._seen.get(peer, 0):
+            self._seen[peer] = content.serial
+            self.save_seen()  # before the head is used: a killed process refuses older ones, too
+        member.head = content
+        member.tag = stored.tag
 
     def _verify(self, peer: str, raw: bytes) -> HeadContent:
         """Check whose head it is, decrypt it, and refuse one from before; on a thread."""
@@ -203,7 +210,6 @@ class OutboxReader:
                 f"The head of {peer}'s outbox has serial {content.serial}, after one with"
                 f" {newest}: the storage shows an old one.",
             )
-        self._seen[peer] = content.serial
         return content
 
     def _owner(self, record: MemberRecord) -> str | None:

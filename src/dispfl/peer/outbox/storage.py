@@ -5,9 +5,11 @@ one. Nothing is ever listed, and nobody but its owner writes to an outbox.
 """
 
 import asyncio
+import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +30,8 @@ _RETRIES = 2
 _RETRY_TIME = timedelta(seconds=10)
 _UPLOAD_TIME = timedelta(hours=1)
 """The longest that one request to a bucket may take; a large object is sent in several."""
+_EXIT_SECONDS = 0.5
+"""For obstore's threads, when the process ends."""
 
 
 class StorageError(DispflError):
@@ -198,6 +202,10 @@ class BucketStorage:
         import obstore
         from obstore.store import from_url
 
+        # A request that was just cancelled is still ended by a thread of obstore. If that needs the
+        # interpreter while it shuts down, the process is aborted. Registered once.
+        atexit.unregister(_wait_for_threads)
+        atexit.register(_wait_for_threads)
         self._place = place
         self._patience = limits.stall_timeout
         self._min_rate = max(1.0, limits.min_rate)
@@ -269,6 +277,10 @@ class BucketStorage:
         except (BaseError, OSError, ValueError) as problem:
             advice = "Check its name, the environment (region, endpoint) and the network."
             raise StorageError(f"{self._place}: {_first_line(problem)}", advice) from None
+
+
+def _wait_for_threads() -> None:
+    time.sleep(_EXIT_SECONDS)
 
 
 def _first_line(problem: Exception) -> str:
