@@ -89,7 +89,8 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
 
     Peers that are a round ahead return to the round of the slowest if they still have its
     checkpoint, so that all receive from the same neighbours as without the stop, and the models are
-    the same, bit for bit. `requested` is the same experiment, possibly with another data folder.
+    the same, bit for bit. Peers that wait for nobody go on where they are. `requested` is the same
+    experiment, possibly with another data folder.
     """
     experiment = requested or compose(trusted_config(out))
     if not (out / SITES).exists() and (out / "checkpoints").exists():
@@ -108,9 +109,10 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
             run = out / SITES / name / RUN
             if (run / "config.toml").exists():
                 stores.append(locks.enter_context(_open_store(run)))
-        slowest = min(map(_finished_rounds, stores)) if len(stores) == len(names) else 0
-        for store in stores:
-            store.rewind_to(slowest)
+        if not experiment.is_async:
+            slowest = min(map(_finished_rounds, stores)) if len(stores) == len(names) else 0
+            for store in stores:
+                store.rewind_to(slowest)
         update_config(directory, experiment)
         _create_sites(out, names)
 
@@ -369,6 +371,9 @@ def main(out: Path, name: str, simultaneous: bool) -> None:
     trusted_config(out, trust=True)
     site = Site.open(out / SITES / name)
     config = site.config()
-    deadlines = StartupDeadlines(config.deadlines) if simultaneous else config.deadlines.start()
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, log, config.limits))
+        setup = setup_of_peer(out, name)
+        deadlines = config.deadlines.start()
+        if simultaneous and not setup.run.settings.is_async:
+            deadlines = StartupDeadlines(config.deadlines)
+        asyncio.run(run_node(site, setup, deadlines, log, config.limits))
