@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from dispfl.config import compose
+from dispfl.core.device_classes import FIT
 from dispfl.core.layout import Layout
 from dispfl.core.report import Report
 from dispfl.costs.flops import forward_cost
@@ -76,12 +77,27 @@ def create_run(experiment: Experiment, out: Path) -> None:
             " run.",
             key="attack",
         )
+    _refuse_a_clock(experiment)
     data, split, context = prepare(experiment)
     experiment = experiment.named(split.names)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
         save_split(out, data, split, context)
         _create_sites(out, experiment.roster)
+
+
+def _refuse_a_clock(experiment: Experiment) -> None:
+    """Refuse settings of a simulation's clock: real peers take the time that they take."""
+    fits_densities = getattr(experiment.method, "density", None) == FIT
+    for key in ("fleet", "hours_per_round"):
+        value = getattr(experiment, key)
+        if value is None or (key == "fleet" and fits_densities):
+            continue
+        raise ConfigError(
+            f"{key} is {value}, which is for the clock of a simulation: the peers of `dispfl up`"
+            " take the time that they take. Omit it, or use dispfl run.",
+            key=key,
+        )
 
 
 def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
