@@ -161,6 +161,51 @@ def test_a_site_that_finds_nobody_after_a_restart_ends_alone_unless_it_was_there
         assert world.stores["000"].rounds[-1] == ROUNDS - 1
 
 
+def test_the_first_site_waits_for_the_second_and_later_ones_join_in_their_round() -> None:
+    world = World(8, reliable, peers=4, rounds=ROUNDS, mode="async")
+
+    async def story() -> None:
+        running = []
+        for name in world.names:
+            running.append(asyncio.create_task(world.live(name)))
+            await asyncio.sleep(40.0)  # started by hand, one after another
+        await asyncio.gather(*running)
+
+    run(story(), LIMIT)
+    first_steps = [world.stores[name].rounds[0] for name in world.names]
+    assert first_steps[:2] == [0, 0]
+    assert 15 < first_steps[2] < first_steps[3] < ROUNDS - 1
+    logged = [(event, facts) for _, name, event, facts in world.trace if name == "000"]
+    assert ("waiting", "{'round': 0, 'detail': 'no member answers'}") in logged
+    assert ("continuing", "{'round': 0}") in logged
+
+
+def test_a_site_that_nobody_joins_in_the_startup_period_begins_alone() -> None:
+    world = World(9, reliable, peers=4, rounds=5, mode="async")
+    [end] = run(ends(world, ["000"]), LIMIT).values()
+    assert world.stores["000"].rounds == list(range(5))
+    assert 120.0 <= end <= 120.0 + 60.0
+
+
+def test_a_new_site_whose_operator_names_the_round_begins_there_with_the_models_of_others() -> None:
+    world = World(10, reliable, peers=5, rounds=ROUNDS, mode="async")
+
+    async def story() -> None:
+        others = [asyncio.create_task(world.live(name)) for name in world.names[:2]]
+        await asyncio.sleep(60.0)
+        node = world.node("004")
+        await node.run(0, world.start["004"], 30)
+        await node.client.transport.close()
+        await asyncio.gather(*others)
+
+    run(story(), LIMIT)
+    store = world.stores["004"]
+    assert store.rounds[0] == 30
+    assert store.received[30]
+    assert not world.published["004", 30]
+    assert world.published["004", 31]
+
+
 def test_a_few_fast_sites_end_earlier_and_are_not_missed_by_the_others() -> None:
     world = World(6, reliable, peers=8, rounds=30, mode="async")
     fast, slow = world.names[:3], world.names[3:]

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dispfl.methods.base import PeerState
-from dispfl.peer.member_sync import MAX_GREETED
-from dispfl.peer.model_fetch import RoundResponses
+from dispfl.peer.member_sync import MAX_GREETED, WaitReason
+from dispfl.peer.model_fetch import MAX_BACKOFF, MIN_BACKOFF, RoundResponses
 from dispfl.peer.newest_models import NewestModels, StepResponses
 from dispfl.peer.node import Node
 from dispfl.peer.state.status import FINISHED
@@ -54,17 +54,36 @@ class AsyncNode(Node):
     async def _first_round(self, t: int, at_round: int | None) -> int:
         """Return the step to begin with, after a short look at where the others are.
 
-        A new peer has no model to publish, and may begin with the average of those of others.
+        A new peer has no model to publish, and may begin with the average of those of others. In
+        the startup period it waits for the first of them: on its own it might have taken all its
+        steps when the next site is started by hand.
         """
-        if at_round is not None:
-            t = self._obey(t, at_round)
-        elif t == 0:
-            self._join(0)
         self.ctx.joining = t == 0
+        await self._look_around(t)
+        pause = MIN_BACKOFF
+        while self.ctx.joining and self._is_first and not self._is_started_up:
+            self.waiting.note(t, WaitReason("silence", "no member answers"))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5 * MAX_BACKOFF)
+            await self._look_around(t)
+        self.waiting.end(t)
+        if at_round is not None:
+            return self._obey(t, at_round)
+        return self._join(0) if t == 0 else t
+
+    async def _look_around(self, t: int) -> None:
+        """Ask members for their rounds, for a short time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.client.deadlines.probe_timeout):
                 await self.client.members.ask_rounds(t)
-        return t
+        self.client.members.stop_if_all_mismatch(t)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether there are other members, and nothing was heard of any."""
+        names = self.client.members.names()
+        peers = self.ctx.status.peers
+        return bool(names) and not any(peers[name].was_seen for name in names)
 
     def _federations_step(self, t: int) -> int:
         """Return the number of the step to take next: t, or a later one if the federation is
