@@ -1,10 +1,13 @@
-"""Rounds per minute of eight real sites, one of them 20 times slower, with rounds and without.
+"""Eight real sites, one of them 20 times slower, with rounds and without: do all end, and when?
 
 python benchmarks/slowed_site.py
 
-The slow site's process is stopped and continued in turn, so that it runs for 5 % of the time.
+The slow site's process is stopped and continued in turn, so that it runs for 5 % of the time. Each
+run goes to its last round. Printed are the rounds per minute that a site has trained, and how long
+after the others the slow one has trained its last round.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -12,23 +15,27 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from dispfl.config import compose
 from dispfl.files import RUN, SITES
 from dispfl.peer.local_federation import PeerProcesses, create_run
 from dispfl.peer.state.store import rounds_of
+from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
 
-SITES_COUNT = 8
-SECONDS = 90.0
-"""How long rounds are counted."""
+NAMES = peer_names(8)
+SLOW = NAMES[-1]
 SLOWDOWN = 20
 PERIOD = 1.0
 """Seconds from one stop of the slow process to the next."""
+LONGEST_RUN = 1200.0
+"""Seconds after which a run counts as hanging."""
 SETTINGS = [
-    f"peers={SITES_COUNT}",
-    "rounds=100000",
+    f"peers={len(NAMES)}",
+    "rounds=400",
     "eval_every=50",
     "topology.degree=3",
     "partition.samples_per_peer=96",
@@ -37,70 +44,89 @@ SETTINGS = [
 ]
 
 
-def slow_down(pid: int, stop: threading.Event) -> None:
-    """Let a process run for a part of the time only."""
+@contextlib.contextmanager
+def slowed(processes: PeerProcesses, name: str) -> Iterator[None]:
+    """Let a site's process run for a part of the time only, until it ends."""
+    process = processes.running[name]
+    pid = processes.pid(name)
     running = PERIOD / SLOWDOWN
-    while not stop.is_set():
-        os.kill(pid, signal.SIGSTOP)
-        stop.wait(PERIOD - running)
-        os.kill(pid, signal.SIGCONT)
-        stop.wait(running)
+    stop = threading.Event()
+
+    def alternate() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while process.is_alive() and not stop.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                stop.wait(PERIOD - running)
+                os.kill(pid, signal.SIGCONT)
+                stop.wait(running)
+
+    duty = threading.Thread(target=alternate)
+    duty.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        duty.join()
 
 
-def rounds_per_minute(schedule: str, *, slowed: bool) -> list[float]:
-    """Return the rounds per minute of each site; the slow one is the last."""
-    names = peer_names(SITES_COUNT)
+def run_to_the_end(schedule: str, *, is_slowed: bool) -> dict[str, Any]:
+    """Run the sites to their last round; return what they took."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         create_run(compose({}, [*SETTINGS, f"schedule={schedule}"]), out)
-        processes = PeerProcesses(out, names)
-        stop = threading.Event()
-        duty = threading.Thread(target=lambda: None)
+        processes = PeerProcesses(out, NAMES)
         try:
-            for name in names:
+            for name in NAMES:
                 processes.start(name)
-            _wait_for_first_rounds(out, names)
-            if slowed:
-                duty = threading.Thread(target=slow_down, args=(processes.pid(names[-1]), stop))
-            duty.start()
-            before = _counts(out, names)
-            began = time.monotonic()
-            time.sleep(SECONDS)
-            after = _counts(out, names)
-            minutes = (time.monotonic() - began) / 60
+            _until(lambda: min(map(len, _lines(out).values())) >= 2)
+            began = time.time()
+            with slowed(processes, SLOW) if is_slowed else contextlib.nullcontext():
+                _until(lambda: len(processes.ended()) == len(NAMES))
         finally:
-            stop.set()
-            if duty.ident is not None:
-                duty.join()
             processes.stop()
-    return [round((after[name] - before[name]) / minutes, 1) for name in names]
+        return _measured(_lines(out), began) | {"exit_codes": sorted(processes.ended().values())}
 
 
-def _wait_for_first_rounds(out: Path, names: list[str]) -> None:
-    deadline = time.monotonic() + 240
-    while min(_counts(out, names).values()) < 2:
+def _lines(out: Path) -> dict[str, list[Metrics]]:
+    """What each site has recorded of the rounds that it has trained."""
+    return {name: list(rounds_of(out / SITES / name / RUN).values()) for name in NAMES}
+
+
+def _until(happened: Any) -> None:
+    deadline = time.monotonic() + LONGEST_RUN
+    while not happened():
         if time.monotonic() > deadline:
-            raise TimeoutError("the sites have not finished their first rounds")
-        time.sleep(1.0)
+            raise TimeoutError("the sites have not ended")
+        time.sleep(0.5)
 
 
-def _counts(out: Path, names: list[str]) -> dict[str, int]:
-    return {name: len(rounds_of(out / SITES / name / RUN)) for name in names}
+def _measured(lines: Mapping[str, list[Metrics]], began: float) -> dict[str, Any]:
+    rates = {}
+    ends = {}
+    for name, records in lines.items():
+        ends[name] = records[-1]["time"]
+        trained = len([record for record in records if record["time"] >= began])
+        rates[name] = 60 * trained / (ends[name] - began)
+    slow_end = ends.pop(SLOW)
+    slow_rate = rates.pop(SLOW)
+    return {
+        "others_per_minute": round(statistics.fmean(rates.values()), 1),
+        "slow_per_minute": round(slow_rate, 1),
+        "others_rounds": [len(records) for name, records in lines.items() if name != SLOW],
+        "slow_rounds": len(lines[SLOW]),
+        "slow_received": statistics.fmean(len(record["received"]) for record in lines[SLOW]),
+        "last_rounds": sorted({records[-1]["round"] for records in lines.values()}),
+        "others_end_within": round(max(ends.values()) - min(ends.values()), 1),
+        "others_seconds": round(max(ends.values()) - began, 1),
+        "slow_ends_later": round(slow_end - max(ends.values()), 1),
+    }
 
 
 def main() -> None:
     for schedule in ("sync", "async"):
-        for slowed in (False, True):
-            rates = rounds_per_minute(schedule, slowed=slowed)
-            result = {
-                "benchmark": "slowed_site",
-                "schedule": schedule,
-                "slowed": slowed,
-                "others_per_minute": round(statistics.fmean(rates[:-1]), 1),
-                "last_per_minute": rates[-1],
-                "all": rates,
-            }
-            print(json.dumps(result), flush=True)
+        for is_slowed in (False, True):
+            result = {"benchmark": "slowed_site", "schedule": schedule, "slowed": is_slowed}
+            print(json.dumps(result | run_to_the_end(schedule, is_slowed=is_slowed)), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["deadline=5", "fleet=phones"],
             "deadline is 5, which counts simulated seconds: the peers of `dispfl up` have",
         ),
+        (["fleet=phones"], "fleet is phones, which is for the clock of a simulation: the peers of"),
+        (
+            ["schedule=async", "hours_per_round=0.5"],
+            "hours_per_round is 0.5, which is for the clock of a simulation: the peers of",
+        ),
         (["workers=2"], f"workers is 2, {ONE_THREAD} workers=1, or dispfl run."),
         (
             ["federation.toml"],

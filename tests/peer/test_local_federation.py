@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -291,6 +293,69 @@ def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
     assert without_killed_peer is not None
     assert "002" not in without_killed_peer.received
     assert all("002" not in senders for senders in without_killed_peer.received.values())
+
+
+@contextlib.contextmanager
+def slowed(processes: PeerProcesses, name: str) -> Iterator[None]:
+    """Let a peer's process run for a tenth of the time, until it ends."""
+    process = processes.running[name]
+    pid = processes.pid(name)
+    stop = threading.Event()
+
+    def alternate() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while process.is_alive() and not stop.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                stop.wait(0.45)
+                os.kill(pid, signal.SIGCONT)
+                stop.wait(0.05)
+
+    duty = threading.Thread(target=alternate)
+    duty.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        duty.join()
+
+
+def test_a_slow_process_ends_with_those_that_do_not_wait_also_after_a_stop(
+    start: Callable[[int], PeerProcesses],
+) -> None:
+    processes = start(4)
+    settings = [*TINY, "peers=4", "rounds=400", "schedule=async", "eval_every=100"]
+    create_run(compose({}, settings), processes.out)
+    for name in processes.names:
+        processes.start(name)
+    until(lambda: all(rounds_done(processes, name) for name in processes.names))
+    with slowed(processes, "003"):
+        until(lambda: rounds_done(processes, "000")[-1] >= 100)
+    processes.stop()
+    before = {name: rounds_done(processes, name) for name in processes.names}
+    prepare_resume(processes.out)
+    for name in processes.names:  # nobody goes back to the slowest
+        assert rounds_done(processes, name) == before[name]
+
+    resumed = PeerProcesses(processes.out, processes.names, simultaneous=True)
+    try:
+        for name in resumed.names:
+            resumed.start(name)
+        with slowed(resumed, "003"):
+            until(lambda: len(set(resumed.ended()) & {"000", "001", "002"}) == 3)
+            until(lambda: len(resumed.ended()) == 4)
+    finally:
+        resumed.stop()
+    assert set(resumed.ended().values()) == {0}
+    steps = {name: rounds_done(processes, name) for name in processes.names}
+    for name in processes.names:
+        assert steps[name][-1] == 399
+    assert len(steps["003"]) < len(steps["000"]) / 2
+    last_line = rounds_of(processes.out / SITES / "003" / "run")[399]
+    assert last_line["received"]
+    collect_results(processes.out)
+    summary = read_summary(processes.out)
+    assert summary is not None
+    assert summary["rounds"] == 400
 
 
 def dispfl(*words: str | Path) -> subprocess.Popen[str]:

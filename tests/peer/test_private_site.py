@@ -82,6 +82,23 @@ def test_a_site_finishes_within_its_budget_and_writes_no_key(
     assert PrivateRounds(site.run_folder).begun.rounds == 3
 
 
+def test_a_site_that_skips_rounds_spends_for_the_steps_that_it_takes(
+    make_site: Callable[..., Site],
+) -> None:
+    """The noise is that of all rounds, so it ends below its budget."""
+    site = make_site(12, {"schedule": "async"}, epsilon=8.0)
+    setup = local_setup(site)
+    log = event_logger("alice", to=io.StringIO())
+    deadlines = Deadlines(min=0.1, startup=0.1)
+    asyncio.run(run_node(site, setup, deadlines, log, at_round=9))
+    records = read_metrics(site.run_folder)
+    assert [record["round"] for record in records] == [9, 10, 11]
+    plan = setup.run.privacy_plan("alice")
+    assert PrivateRounds(site.run_folder).begun.rounds == 3
+    assert records[-1]["epsilon"]["mean"] == plan.spent(3 * plan.steps_per_round)
+    assert records[-1]["epsilon"]["mean"] < plan.spent(12 * plan.steps_per_round) <= 8.0
+
+
 def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_again(
     make_site: Callable[..., Site], tmp_path: Path
 ) -> None:

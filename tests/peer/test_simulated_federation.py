@@ -76,9 +76,9 @@ def test_no_member_operator_disk_or_clock_brings_an_honest_site_down() -> None:
     assert not failed, shown(failed)
 
 
-def test_peers_that_do_not_wait_take_all_steps_whatever_happens_to_others() -> None:
-    """Also: a step lasts as long as its training, and no model is averaged twice, or after a newer
-    one of its sender."""
+def test_peers_that_do_not_wait_take_the_last_step_whatever_happens_to_others() -> None:
+    """Also: a step lasts as long as its training, nobody skips one that most others have not begun,
+    and no model is averaged twice, or after a newer one of its sender."""
     failed = failures(check_async, 6, 0.25)
     assert not failed, shown(failed)
 
@@ -95,8 +95,9 @@ def test_a_late_peer_that_does_not_wait_begins_with_the_average_of_what_others_h
 
     run(late(), LIMIT)
     store = world.stores[world.names[-1]]
-    assert store.rounds == list(range(ROUNDS))
-    assert len(store.received[0]) == DEGREE
+    assert 5 <= store.rounds[0] < ROUNDS - 1
+    assert store.rounds[-1] == ROUNDS - 1
+    assert len(store.received[store.rounds[0]]) == DEGREE
 
 
 def test_waiting_for_nobody_is_a_term_of_the_federation() -> None:

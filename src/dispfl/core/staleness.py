@@ -17,7 +17,7 @@ class Staleness(Settings):
     """How received models count with `schedule = "async"`.
 
     The staleness of a model is the number of steps that its receiver has begun since the model was
-    finished (at real sites: since it was requested). The receiver's own model always counts 1.
+    finished. The receiver's own model always counts 1.
     """
 
     table: ClassVar[str] = "staleness"

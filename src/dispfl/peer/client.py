@@ -165,6 +165,14 @@ class Client:
         if self._sync is None or self._sync.done():
             self._sync = asyncio.create_task(self.members.sync(self._member_to_sync_with(t)))
 
+    def ask_rounds_in_background(self, t: int) -> None:
+        """Ask members for their rounds until it is clear whether t is over, in place of a sync."""
+        if self._sync is None or self._sync.done():
+            self._sync = asyncio.create_task(self._ask_rounds(t))
+
+    async def _ask_rounds(self, t: int) -> None:
+        await self.members.ask_rounds(t)
+
     async def close(self) -> None:
         """End what goes on in the background."""
         await self.prober.close()

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from dispfl.config import compose
+from dispfl.core.device_classes import FIT
 from dispfl.core.layout import Layout
 from dispfl.core.report import Report
 from dispfl.costs.flops import forward_cost
@@ -76,6 +77,7 @@ def create_run(experiment: Experiment, out: Path) -> None:
             " run.",
             key="attack",
         )
+    _refuse_a_clock(experiment)
     data, split, context = prepare(experiment)
     experiment = experiment.named(split.names)
     directory = RunDirectory.create(out, experiment.to_toml())
@@ -84,12 +86,27 @@ def create_run(experiment: Experiment, out: Path) -> None:
         _create_sites(out, experiment.roster)
 
 
+def _refuse_a_clock(experiment: Experiment) -> None:
+    """Refuse settings of a simulation's clock: real peers take the time that they take."""
+    fits_densities = getattr(experiment.method, "density", None) == FIT
+    for key in ("fleet", "hours_per_round"):
+        value = getattr(experiment, key)
+        if value is None or (key == "fleet" and fits_densities):
+            continue
+        raise ConfigError(
+            f"{key} is {value}, which is for the clock of a simulation: the peers of `dispfl up`"
+            " take the time that they take. Omit it, or use dispfl run.",
+            key=key,
+        )
+
+
 def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
     """Prepare a stopped run to be resumed, each peer from its own checkpoint.
 
     Peers that are a round ahead return to the round of the slowest if they still have its
     checkpoint, so that all receive from the same neighbours as without the stop, and the models are
-    the same, bit for bit. `requested` is the same experiment, possibly with another data folder.
+    the same, bit for bit. Peers that wait for nobody go on where they are. `requested` is the same
+    experiment, possibly with another data folder.
     """
     experiment = requested or compose(trusted_config(out))
     if not (out / SITES).exists() and (out / "checkpoints").exists():
@@ -108,9 +125,10 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
             run = out / SITES / name / RUN
             if (run / "config.toml").exists():
                 stores.append(locks.enter_context(_open_store(run)))
-        slowest = min(map(_finished_rounds, stores)) if len(stores) == len(names) else 0
-        for store in stores:
-            store.rewind_to(slowest)
+        if not experiment.is_async:
+            slowest = min(map(_finished_rounds, stores)) if len(stores) == len(names) else 0
+            for store in stores:
+                store.rewind_to(slowest)
         update_config(directory, experiment)
         _create_sites(out, names)
 
@@ -369,6 +387,9 @@ def main(out: Path, name: str, simultaneous: bool) -> None:
     trusted_config(out, trust=True)
     site = Site.open(out / SITES / name)
     config = site.config()
-    deadlines = StartupDeadlines(config.deadlines) if simultaneous else config.deadlines.start()
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, log, config.limits))
+        setup = setup_of_peer(out, name)
+        deadlines = config.deadlines.start()
+        if simultaneous and not setup.run.settings.is_async:
+            deadlines = StartupDeadlines(config.deadlines)
+        asyncio.run(run_node(site, setup, deadlines, log, config.limits))

@@ -1,6 +1,8 @@
 """The newest models of other members, fetched in the background: with them, nobody waits."""
 
 import asyncio
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 FAILURES = 2
 """Requests in a row without a response after which a member is only probed."""
+MAX_AGE_SECONDS = 1e9
+"""The largest age of a model that a member is believed."""
 LONGEST_TRANSFER = 3600.0
 """Seconds after which a request is given up, so that its member can be asked again."""
 
@@ -27,20 +31,21 @@ class StepResponses(RoundResponses):
     """The models that have arrived for a step."""
 
     staleness: dict[str, int] = field(default_factory=dict)
-    """How many steps we have begun since each of them was requested."""
+    """How many steps we have begun since each of them was finished."""
     unreachable: list[str] = field(default_factory=list)
 
     @property
     def missed(self) -> list[str]:
-        """Members that do not respond; one without a newer model has missed nothing."""
+        """Members that do not respond, unless they have finished; of one without a newer model
+        nothing is missed."""
         return self.unreachable
 
 
 @dataclass
 class _Arrived:
     model: PackedModel
-    step: int
-    """Our step in which it was requested."""
+    finished: float
+    """When its sender finished it, by our clock."""
     latency: float
     messages: tuple[MessageCost, ...]
 
@@ -51,8 +56,11 @@ class NewestModels:
     def __init__(self, client: "Client") -> None:
         self._client = client
         self._ctx = client.ctx
-        self._step = 0
+        self._begun: list[float] = []
+        """When our last steps began: as many as may count for a staleness."""
         self._arrived: dict[str, _Arrived] = {}
+        self._arrived_in_step: set[str] = set()
+        """Members whose models have arrived since our last step began."""
         self._rounds: dict[str, int] = {}
         """By member: of which of its rounds the newest model is that we have."""
         self._failures: dict[str, int] = {}
@@ -63,30 +71,57 @@ class NewestModels:
         """Return what is averaged in step t: what has arrived and is not too stale."""
         ctx = self._ctx
         staleness: Staleness = ctx.run.settings.staleness
-        self._step = t
         drawn = ctx.participants.neighbours(t)
         responses = StepResponses(drawn)
-        responses.unreachable = [name for name in drawn if not ctx.status.peers[name].is_usable]
+        for name in drawn:
+            peer = ctx.status.peers[name]
+            if not peer.is_usable and peer.round < ctx.rounds:
+                responses.unreachable.append(name)
         kept = {}
         for name, arrived in sorted(self._arrived.items()):
-            steps = max(0, t - arrived.step - 1)
+            steps = len(self._begun) - bisect_left(self._begun, arrived.finished)
             if steps > staleness.limit or not ctx.status.peers[name].is_usable:
                 continue
             responses.take(name, arrived.model, arrived.latency, arrived.messages)
             responses.staleness[name] = steps
             kept[name] = replace(arrived, messages=())
         self._arrived = kept if staleness.reuse else {}
+        self._arrived_in_step.clear()
+        self._begun.append(asyncio.get_running_loop().time())
+        self._begun = self._begun[-staleness.limit - 1 :]
         return responses
 
     def request(self, t: int, state: PeerState) -> None:
-        """Ask the neighbours of step t for models that are newer than those we have."""
+        """Ask the neighbours of step t for models that are newer than those we have.
+
+        Each is asked until one has arrived: a slow site averages no more models than others.
+        """
+        names = self._ctx.participants.neighbours(t)
+        self._request([name for name in names if name not in self._arrived_in_step], state)
+
+    def request_last(self, state: PeerState) -> None:
+        """Ask the neighbours of the last step that have finished for their last models, while they
+        serve them."""
+        rounds = self._ctx.rounds
+        finished = []
+        for name in self._ctx.participants.neighbours(rounds - 1):
+            has_finished = self._ctx.status.peers[name].round >= rounds
+            if has_finished and self._rounds.get(name, -1) < rounds:
+                finished.append(name)
+        self._request(finished, state)
+
+    def _request(self, names: Iterable[str], state: PeerState) -> None:
         now = asyncio.get_running_loop().time()
-        norm = model_norm(shared_part(self._ctx.run, state.model))
-        for name in self._ctx.participants.neighbours(t):
+        usable = []
+        for name in names:
             peer = self._ctx.status.peers[name]
-            if name in self._requests or not peer.is_usable or peer.is_asleep(now):
-                continue
-            request = ModelRequest(t, None, b"", norm, now)
+            if name not in self._requests and peer.is_usable and not peer.is_asleep(now):
+                usable.append(name)
+        if not usable:
+            return
+        norm = model_norm(shared_part(self._ctx.run, state.model))
+        for name in usable:
+            request = ModelRequest(self._ctx.status.round, None, b"", norm, now)
             self._requests[name] = asyncio.create_task(self._fetch(name, request))
 
     async def settle(self, seconds: float) -> None:
@@ -119,8 +154,8 @@ class NewestModels:
 
     async def _ask(self, name: str, request: ModelRequest) -> None:
         ctx = self._ctx
+        clock = asyncio.get_running_loop().time
         version = ctx.versions.at(request.t)
-        requested_in = self._step
         nonce = f"{self._client.rng.getrandbits(128):032x}"
         header: dict[str, JSON] = {
             "spec": version.digest,
@@ -129,7 +164,10 @@ class NewestModels:
             "newer_than": self._rounds.get(name, -1),
             "nonce": nonce,
         }
-        response = await self._client.transport.request(name, Request("model", header, b""))
+        answers: list[float] = []  # when it began to respond, in each attempt
+        model_request = Request("model", header, on_alive=lambda: answers.append(clock()))
+        response = await self._client.transport.request(name, model_request)
+        answered = answers[-1] if answers else clock()
         ctx.note_response(name, response.header)
         if response.header.get("status") != "model":
             return
@@ -141,10 +179,13 @@ class NewestModels:
         if received is None:
             return
         model, messages = received
-        latency = asyncio.get_running_loop().time() - request.began
+        latency = clock() - request.began
+        age = _announced_age(response.header.get("age"))
+        finished = request.began if age is None else answered - age
         ctx.status.peers[name].answered += 1
         self._rounds[name] = round_of_model
-        self._arrived[name] = _Arrived(model, requested_in, latency, messages)
+        self._arrived_in_step.add(name)
+        self._arrived[name] = _Arrived(model, finished, latency, messages)
 
     def _note_failure(self, name: str, detail: str) -> None:
         """Stop to ask a member that does not respond, until it answers a probe."""
@@ -169,3 +210,11 @@ class NewestModels:
         await self._client.members.sync([name])  # it tells which setting differs, or brings a newer
         if ctx.status.peers[name].replies == replies_before:
             ctx.note_spec_mismatch(name, refused.message)
+
+
+def _announced_age(announcement: JSON) -> float | None:
+    """Return how many seconds ago a model was finished, as its sender says; None if it says nothing
+    sensible, or has only stored it in its outbox."""
+    if not isinstance(announcement, int | float) or isinstance(announcement, bool):
+        return None
+    return announcement if 0 <= announcement <= MAX_AGE_SECONDS else None

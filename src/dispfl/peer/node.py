@@ -94,7 +94,7 @@ class Node:
             await self._serve_last(t, state)
         finally:
             await self.client.close()
-        self.ctx.status.state = self.ctx.status.final_state
+        self.ctx.status.state = self._final_state
         return state
 
     # before the first round
@@ -372,6 +372,11 @@ class Node:
             self.ctx.log("protection", {"round": t, "detail": text})
 
     # after the last round
+
+    @property
+    def _final_state(self) -> str:
+        """The state after the last round."""
+        return self.ctx.status.final_state
 
     async def _is_extended(self, t: int) -> bool:
         """Whether a change of the spec adds rounds.

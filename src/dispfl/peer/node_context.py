@@ -184,6 +184,8 @@ class _Published:
     """Peers that receive it and have not fetched it yet."""
     chosen: frozenset[str]
     """Peers that we choose in this round, and that receive it if they choose us."""
+    finished: float
+    """When the model was finished, by the event loop's clock."""
     agreed: frozenset[str] | None = None
     """Those of them that choose us too; None until all have answered."""
 
@@ -213,9 +215,10 @@ class PublishedModels:
         receivers: Iterable[str],
         silent: Collection[str],
         chosen: Iterable[str] = (),
+        finished: float = 0.0,
     ) -> None:
         """Publish the model of round t, and drop older ones that only `silent` peers wait for."""
-        published = _Published(model, {*receivers, *chosen}, frozenset(chosen))
+        published = _Published(model, {*receivers, *chosen}, frozenset(chosen), finished)
         self._rounds[t] = published
         if not published.chosen:
             published.agreed = published.chosen
@@ -280,6 +283,10 @@ class PublishedModels:
             return None
         agreed = self._rounds[t].agreed if t in self._rounds else None
         return None if agreed is None else len(agreed)
+
+    def finished(self, t: int) -> float:
+        """When the model of round t, which is kept, was finished."""
+        return self._rounds[t].finished
 
     def models(self) -> dict[int, PackedModel]:
         """The models that are kept, by round."""

@@ -256,6 +256,7 @@ def _restore_status(status: NodeStatus, site: Site) -> None:
     status.trained_rounds = company.trained_rounds
     status.alone_rounds = company.alone_rounds
     status.alone_in_a_row = company.alone_in_a_row
+    status.company_until = company.until
 
 
 def _announce(site: Site, setup: LocalSetup) -> None:

@@ -33,8 +33,8 @@ class ScheduleSettings(Settings):
     table: ClassVar[str] = "schedule"
 
     mode: Mode = "sync"
-    """sync: in each round a site waits for the models of its neighbours. async: nobody waits; a
-    term of the whole federation. `schedule = "async"` for short."""
+    """sync: in each round a site waits for the models of its neighbours. async: nobody waits, and a
+    slow site takes fewer steps; a term of the whole federation. `schedule = "async"` for short."""
     hours: str | None = None
     """The hours of the day in which the site trains and exchanges models, such as "20:00-06:00". A
     training step that has begun is finished."""

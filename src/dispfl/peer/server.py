@@ -1,5 +1,7 @@
 """The server half of a node: answers `sync`, `choice` and `model` requests of other peers."""
 
+import asyncio
+from dataclasses import replace
 from typing import NoReturn
 
 from dispfl.core.packed import Mask, PackedModel
@@ -119,7 +121,7 @@ class Server:
             model = ctx.published.models().get(t)
             if model is None:
                 return Response({"status": "stale", **ctx.about_us()})
-            return await self._answer_with_model(sender, request, t, nonce, model)
+            return await self._answer_with_aged_model(sender, request, t, nonce, model)
 
         newest = await ctx.published.wait_for_newer(newer_than, HOLD_SECONDS)
         if newest is None:
@@ -128,7 +130,15 @@ class Server:
         for key in [key for key in self._begun if key[0] == sender]:
             del self._begun[key]
         self._begun[sender, nonce] = t
-        return await self._answer_with_model(sender, request, t, nonce, model)
+        return await self._answer_with_aged_model(sender, request, t, nonce, model)
+
+    async def _answer_with_aged_model(
+        self, sender: str, request: Request, t: int, nonce: str, model: PackedModel
+    ) -> Response:
+        """Answer with our newest model, and how many seconds ago it was finished."""
+        age = asyncio.get_running_loop().time() - self.ctx.published.finished(t)
+        response = await self._answer_with_model(sender, request, t, nonce, model)
+        return replace(response, header={**response.header, "age": round(age, 3)})
 
     async def _status_of_spare_place(self, sender: str, request: Request, t: int) -> str | None:
         """Return "declined", if we have no place for a spare receiver, or "wait"; else None.

@@ -306,6 +306,29 @@ def test_a_site_that_was_alone_in_most_of_its_rounds_says_so(tmp_path: Path) -> 
         assert isolation_problem(tmp_path / "run") is None
 
 
+def test_a_site_that_waits_for_nobody_was_alone_if_it_last_received_in_the_first_half_of_the_rounds(
+    tmp_path: Path,
+) -> None:
+    """However few steps it took: a slow one skips most of the rounds."""
+    spec = {"seed": "0", "schedule": "async"}
+    store = PeerStore(tmp_path / "run", "alice", spec, {"rounds": 60, "seed": 0}, COST, Task())
+    with contextlib.closing(store):
+        for t in (0, 2):
+            store.save(t, a_step(), [], ["bob", "carol"])
+        store.save(29, a_step(), ["bob"], [])
+        assert isolation_problem(tmp_path / "run") is None
+        store.save(59, a_step(), [], ["bob"])
+        assert (isolation_problem(tmp_path / "run") or "").startswith(
+            "3 of 4 rounds were trained without a model of any other site"
+        )
+    other = PeerStore(tmp_path / "other", "alice", spec, {"rounds": 60, "seed": 0}, COST, Task())
+    with contextlib.closing(other):
+        for t in (0, 2, 50):
+            other.save(t, a_step(), [], ["bob"])
+        other.save(59, a_step(), ["bob"], [])
+        assert isolation_problem(tmp_path / "other") is None
+
+
 def test_a_reopened_run_continues_after_its_last_received_model_and_loses_nothing(
     tmp_path: Path,
 ) -> None:

@@ -145,6 +145,8 @@ class NodeStatus:
     """Those of them without any of the requested models."""
     alone_in_a_row: int = 0
     """Those since the last received model."""
+    company_until: int = 0
+    """With `schedule = "async"`: how many rounds had passed at the last received model."""
     score: float | None = None
     epsilon: float | None = None
     """With privacy: what the site has spent."""

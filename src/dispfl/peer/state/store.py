@@ -359,6 +359,10 @@ class Company:
     """Rounds without any of the requested models."""
     alone_in_a_row: int
     """The last of them, since the last received model."""
+    until: int
+    """How many rounds had passed at the last received model."""
+    rounds: int
+    """How many have passed, with those that the site skipped."""
 
     @classmethod
     def of_rounds(cls, rounds: Iterable[Mapping[str, Any]]) -> "Company":
@@ -366,14 +370,18 @@ class Company:
         trained_rounds = 0
         alone_rounds = 0
         alone_in_a_row = 0
+        until = 0
+        passed = 0
         for entry in rounds:
             trained_rounds += 1
+            passed = entry["round"] + 1
             if entry["received"]:
                 alone_in_a_row = 0
+                until = passed
             elif entry["missed"]:
                 alone_rounds += 1
                 alone_in_a_row += 1
-        return cls(trained_rounds, alone_rounds, alone_in_a_row)
+        return cls(trained_rounds, alone_rounds, alone_in_a_row, until, passed)
 
     @property
     def problem(self) -> str | None:
@@ -389,8 +397,16 @@ class Company:
 
 
 def isolation_problem(folder: Path) -> str | None:
-    """Return a sentence if a peer was alone in most of its rounds, else None."""
-    return Company.of_rounds(read_metrics(folder)).problem
+    """Return a sentence if a peer was alone in most of its rounds, else None.
+
+    One that waits for nobody may have taken few steps; it is a peer of the federation if it was
+    with the others in the second half of the rounds.
+    """
+    company = Company.of_rounds(read_metrics(folder))
+    if company.problem is None or 2 * company.until <= company.rounds:
+        return company.problem
+    is_async = read_config(folder).get("spec", {}).get("schedule") == "async"
+    return None if is_async else company.problem
 
 
 def reopen(folder: Path, name: str, rounds: int | None = None) -> int:
