@@ -273,7 +273,13 @@ def test_a_malicious_owner_cannot_name_files_or_huge_objects(tmp_path: Path) -> 
     sites = folder_sites(tmp_path, "alice", "bob")
     key = to_text(bytes(32))
     good = {"name": "a" * 32, "size": 5, "digest": "", "key": key}
-    content = {"serial": 1, "about": {"current_round": 0}, "joining": False, "models": []}
+    content = {
+        "serial": 1,
+        "about": {"current_round": 0},
+        "wakes_at": None,
+        "joining": False,
+        "models": [],
+    }
     bad_refs = [
         {**good, "name": "../../../../etc/passwd"},
         {**good, "name": 7},
@@ -282,10 +288,12 @@ def test_a_malicious_owner_cannot_name_files_or_huge_objects(tmp_path: Path) -> 
         {"name": "a" * 32},
         "text",
     ]
-    for ref in bad_refs:
-        text = json.dumps({**content, "sync": ref}).encode()
+    bad_contents = [{**content, "sync": ref} for ref in bad_refs]
+    bad_contents += [{**content, "sync": good, "wakes_at": time} for time in ("7", -1, True)]
+    outbox_head.HeadContent.parse(json.dumps({**content, "sync": good}).encode())
+    for bad_content in bad_contents:
         with pytest.raises((ValueError, TypeError, KeyError)):
-            outbox_head.HeadContent.parse(text)
+            outbox_head.HeadContent.parse(json.dumps(bad_content).encode())
 
     async def scenario() -> None:
         async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:

@@ -1,6 +1,7 @@
 """Answers requests to a member from its outbox: the same responses as the member's own server.
 
-A model is there or not yet ("wait"), or no longer ("stale"); a sync is answered from the member
+A model is there or not yet ("wait"), or no longer ("stale"). What a site that sleeps has stored is
+there, too; more will not be there before it wakes up ("asleep"). A sync is answered from the member
 list that the owner has stored. What a storage may do wrong is refused by name and counted; the
 newest good head that was seen stays in force, and a bad object is read again at the next request.
 """
@@ -8,6 +9,7 @@ newest good head that was seen stays in force, and a bad object is read again at
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,6 +70,9 @@ class _Member:
     """When to look for a newer head, by the event loop's clock."""
     problem: str = ""
     """What was wrong with the newest head."""
+    lacks_model: bool = False
+    """Whether this head had no model for the last request: from an owner that sleeps there will be
+    none before it wakes up."""
     sync: tuple[StoredRef, dict[str, Any], Offer] | None = None
     """The stored member list that was read last."""
 
@@ -120,7 +125,7 @@ class OutboxReader:
         if request.kind == "model" and "spare_place" not in request.header:
             return await self._answer_model(peer, member, content, request)
         # An outbox does not know who chooses its owner, or which of its places are free.
-        return Response({"status": "declined", **content.about})
+        return Response({"status": "declined", **_about(member, content)})
 
     def _open(self, peer: str) -> _Member:
         place = self.place(peer)
@@ -189,6 +194,7 @@ class OutboxReader:
             self.save_seen()  # before the head is used: a killed process refuses older ones, too
         member.head = content
         member.tag = stored.tag
+        member.lacks_model = False
 
     def _verify(self, peer: str, raw: bytes) -> HeadContent:
         """Check whose head it is, decrypt it, and refuse one from before; on a thread."""
@@ -243,23 +249,27 @@ class OutboxReader:
         t = request.header.get("round")
         current_round = content.about["current_round"]
         assert isinstance(current_round, int)
+        is_past = isinstance(t, int) and t < current_round
+        is_joining = isinstance(t, int) and t <= current_round and content.joining
         model = _model(content, t)
         if "newer_than" in request.header:
+            is_past = False
+            is_joining = False
             model = _newest(content, request.header["newer_than"])
-            if model is None:
-                return Response({"status": "wait", **content.about})
+        member.lacks_model = model is None and not is_past
+        about = _about(member, content)
         if model is None:
-            is_past = isinstance(t, int) and t < current_round
-            if isinstance(t, int) and t <= current_round and content.joining:
+            if is_joining:
                 raise Refused(Refusal.JOINING, f"{peer} has just joined and has no model yet.")
-            return Response({"status": "stale" if is_past else "wait", **content.about})
+            status = "asleep" if "asleep_for" in about else "wait"
+            return Response({"status": "stale" if is_past else status, **about})
         if model.spec != request.header.get("spec"):
             message = f"{peer} and {self.name} have different federation specs in round {t}."
             raise Refused(Refusal.SPEC_MISMATCH, message)
         frame = await self._read(peer, member, model.object, self._max_model)
         if frame is None:
             await asyncio.sleep(self._limits.outbox_interval * self._rng.random())
-            return Response({"status": "wait", **content.about})
+            return Response({"status": "wait", **about})
         nonce = request.header.get("nonce")
         header: dict[str, JSON] = {
             "status": "model",
@@ -267,7 +277,7 @@ class OutboxReader:
             "nonce": nonce,
             "values": model.values,
         }
-        return Response({**content.about, **header}, frame)
+        return Response({**about, **header}, frame)
 
     async def _answer_sync(
         self, peer: str, member: _Member, content: HeadContent, request: Request
@@ -290,7 +300,8 @@ class OutboxReader:
             message = f"{self.name} cannot take part with {peer}: {difference}"
             raise Refused(Refusal.SPEC_MISMATCH, message)
         body = offer.answer(SyncMessage.read(request.body))
-        header = {"spec": fields["spec"], "spec_version": fields["spec_version"], **content.about}
+        about = _about(member, content)
+        header = {"spec": fields["spec"], "spec_version": fields["spec_version"], **about}
         return Response(header, body)
 
     def _spec_difference(self, peer: str, request: Request, fields: dict[str, Any]) -> str | None:
@@ -306,6 +317,18 @@ class OutboxReader:
         """Count and log it. The member is not banned: its storage may be to blame."""
         self._refused.add(peer, reason)
         self.log(peer, reason, message)
+
+
+def _about(member: _Member, content: HeadContent) -> dict[str, JSON]:
+    """What a response says of the owner.
+
+    That it sleeps only matters to a reader that needs more than what is stored.
+    """
+    about = dict(content.about)
+    seconds = content.asleep_for(time.time())
+    if seconds > 0 and member.lacks_model:
+        about["asleep_for"] = round(seconds, 1)
+    return about
 
 
 def _has(content: HeadContent, t: int) -> bool:

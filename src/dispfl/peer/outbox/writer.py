@@ -172,14 +172,16 @@ class OutboxWriter:
         recipients = self._recipients()
         models = tuple(self._state.models[t] for t in sorted(self._state.models))
         about = ctx.about_us()
+        about.pop("asleep_for", None)  # it changes all the time: the head says when that ends
+        wakes_at = ctx.schedule.wakes_at()
         assert record is not None
         assert self._sync is not None
-        facts = (record.digest, recipients, models, self._sync, about, ctx.joining)
+        facts = (record.digest, recipients, models, self._sync, about, wakes_at, ctx.joining)
         if facts == self._facts:
             return
         serial = self._state.next_serial()
         self._state.save()
-        content = HeadContent(serial, about, ctx.joining, self._sync, models)
+        content = HeadContent(serial, about, wakes_at, ctx.joining, self._sync, models)
         head = await ctx.compute(
             lambda: write_head(self._identity, record, recipients.values(), content)
         )
