@@ -268,6 +268,31 @@ def test_serials_never_go_back_and_old_objects_are_deleted_after_a_crash_too(
     asyncio.run(second_process(serial))
 
 
+def test_a_site_that_was_reopened_stores_its_earlier_rounds_instead_of_the_later_ones(
+    tmp_path: Path,
+) -> None:
+    """Eight rounds are kept: the lowest are dropped first, unless later ones are outdated."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    async def before_it_goes_back() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            for t in range(20, 20 + KEEP_ROUNDS):
+                await alice.publish(t)
+
+    async def afterwards() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            model = await alice.publish(10)
+            assert torch.equal((await bob.model("alice", 10)).values, model.values)
+            assert sorted(OutboxState.load(alice.site.run_folder).models) == [10]
+            await until(lambda: len(objects(alice.outbox)) == 2)  # and the member list
+            next_model = await alice.publish(11)
+            assert torch.equal((await bob.model("alice", 11)).values, next_model.values)
+
+    asyncio.run(before_it_goes_back())
+    asyncio.run(afterwards())
+
+
 def test_a_malicious_owner_cannot_name_files_or_huge_objects(tmp_path: Path) -> None:
     """What a member signs is checked as well: names are no paths, sizes have limits."""
     sites = folder_sites(tmp_path, "alice", "bob")

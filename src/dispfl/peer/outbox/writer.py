@@ -114,7 +114,9 @@ class OutboxWriter:
 
     async def update(self) -> None:
         """Store new models and a changed member list, then the head."""
-        for t, model in self._ctx.published.models().items():
+        published_models = self._ctx.published.models()
+        self._drop_reopened_models(published_models)
+        for t, model in published_models.items():
             if self._stored.get(t) is not model:
                 await self._store_model(t, model)
         self._drop_old_models()
@@ -139,6 +141,14 @@ class OutboxWriter:
         spec = ctx.versions.at(t).digest
         self._state.models[t] = StoredModel(t, spec, model.values.numel(), ref)
         self._stored[t] = model
+
+    def _drop_reopened_models(self, published_models: Mapping[int, PackedModel]) -> None:
+        """Drop models of rounds after the published ones: a site that was reopened has gone back
+        before them, or one that was killed had not saved them."""
+        newest = max(published_models, default=None)
+        for t in sorted(self._state.models):
+            if newest is not None and t > newest:
+                self._state.garbage.append(self._state.models.pop(t).object.name)
 
     def _drop_old_models(self) -> None:
         for t in sorted(self._state.models)[:-KEEP_ROUNDS]:
