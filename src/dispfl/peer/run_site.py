@@ -442,6 +442,7 @@ class StatusWriter:
         loop_start = unix_time - asyncio.get_running_loop().time()
         for name, peer in status["peers"].items():
             peer["route"] = self._network.transport.route(name)
+            peer["outbox_problem"] = self._network.outboxes.problem(name)
             for key in ("last_seen", "last_request", "asleep_until"):
                 if peer[key] is not None:
                     peer[key] += loop_start

@@ -21,6 +21,8 @@ from dispfl.peer.outbox.sealing import SealingKey
 from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.outbox.writer import KEEP_ROUNDS
 from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.state.site_status import SiteStatus
+from dispfl.peer.state.status_text import status_notes
 from dispfl.peer.transport.base import Refused, Unreachable
 from dispfl.wire.refusals import Refusal
 
@@ -158,6 +160,47 @@ def test_bad_heads_are_refused_and_the_last_good_one_stays_in_force(tmp_path: Pa
         async with running(sites["bob"]) as bob:
             with pytest.raises(Unreachable, match="the storage shows an old one"):
                 await bob.request_model("alice", 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_head_that_cannot_be_read_any_more_is_refused_logged_once_and_shown(
+    tmp_path: Path,
+) -> None:
+    """The site goes on with what it has read before."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            model = await alice.publish(0)
+            await bob.model("alice", 0)
+            head = alice.outbox / HEAD
+            good_head = head.read_bytes()
+            head.unlink()
+            os.mkfifo(head)
+            for count in range(1, 4):
+                await until_refused(bob, Refusal.DAMAGED_OBJECT, count)
+            assert torch.equal((await bob.model("alice", 0)).values, model.values)
+
+            def note() -> str | None:
+                notes = status_notes(SiteStatus.of(bob.site))
+                return next((note for note in notes if note.startswith("Outbox of alice")), None)
+
+            await until(lambda: note() is not None)
+            assert "its outbox cannot be read" in str(note())
+
+            head.unlink()
+            head.write_bytes(good_head)
+
+            async def is_read_again() -> bool:
+                await bob.members.sync(["alice"])
+                return bob.events[-1][0] == "outbox read again"
+
+            await eventually(is_read_again)
+            await until(lambda: note() is None)
+            logged = [fields for event, fields in bob.events if event == "bad outbox"]
+            assert [fields["reason"] for fields in logged] == [Refusal.DAMAGED_OBJECT]
 
     asyncio.run(scenario())
 

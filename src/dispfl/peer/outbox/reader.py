@@ -32,6 +32,7 @@ from dispfl.peer.outbox.head import (
 from dispfl.peer.outbox.sealing import SealingKey, encrypted_size
 from dispfl.peer.outbox.storage import MissingError, Storage, StorageError, open_storage
 from dispfl.peer.setup.spec import fixed_entries, spec_difference
+from dispfl.peer.state.log import shortened
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
 from dispfl.peer.transport.http import Limits
 from dispfl.wire.refusals import Refusal, RefusalCounter, refuse
@@ -56,6 +57,16 @@ class OutboxMembership(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """Why the newest head of a member is not used."""
+
+    text: str = ""
+    """Empty if it is used."""
+    refusal: str | None = None
+    """Its name; None if it is usual."""
+
+
 @dataclass
 class _Member:
     """What was read of one member's outbox."""
@@ -68,8 +79,10 @@ class _Member:
     """The tag of the head that was read last, good or bad."""
     next_look: float = 0.0
     """When to look for a newer head, by the event loop's clock."""
-    problem: str = ""
-    """What was wrong with the newest head."""
+    fault: _Problem = _Problem()
+    """What is wrong with the head of this tag."""
+    problem: _Problem = _Problem()
+    """Its fault, or why a newer one cannot be read."""
     lacks_model: bool = False
     """Whether this head had no model for the last request: from an owner that sleeps there will be
     none before it wakes up."""
@@ -93,6 +106,8 @@ class OutboxReader:
         self.name = name
         self.log: Callable[[str, str, str], None] = lambda peer, reason, detail: None
         """Logs what was refused of a member's outbox."""
+        self.log_head: Callable[[str, str | None, str], None] = lambda peer, reason, detail: None
+        """Logs when newer heads begin to be refused, and, without a reason, when that ends."""
         self.save_seen: Callable[[], None] = lambda: None
         """Saves the serials of heads; the doctor, beside whom a node may run, does not."""
         self._membership = membership
@@ -107,6 +122,13 @@ class OutboxReader:
     def place(self, peer: str) -> str | None:
         """Where the outbox of a member is; None if it has none."""
         return self._membership.outbox(peer)
+
+    def problem(self, peer: str) -> str | None:
+        """Why an older head of a member is used instead of the newest; None if it is not."""
+        member = self._members.get(peer)
+        if member is None or member.head is None or member.problem.refusal is None:
+            return None
+        return shortened(member.problem.text)
 
     def forget(self, peer: str) -> None:
         """Forget what was read of a revoked member."""
@@ -158,43 +180,48 @@ class OutboxReader:
         async with member.lock:
             if clock() >= member.next_look:
                 interval = self._limits.outbox_interval * (0.5 + self._rng.random())
-                await self._look(peer, member)
+                had_head = member.head is not None
+                problem = await self._look(peer, member)
+                if had_head and problem.refusal != member.problem.refusal:
+                    self.log_head(peer, problem.refusal, problem.text)
+                member.problem = problem
                 member.next_look = clock() + interval
         if member.head is None:
-            raise Unreachable(peer, member.problem)
+            raise Unreachable(peer, member.problem.text)
         return member.head
 
-    async def _look(self, peer: str, member: _Member) -> None:
+    async def _look(self, peer: str, member: _Member) -> _Problem:
         """Read the head, unless it is unchanged; keep the last good one if it is bad."""
         try:
             stored = await member.storage.read(HEAD, MAX_HEAD_BYTES, member.tag)
         except MissingError as problem:
-            if member.head is not None:
-                self._refuse(peer, Refusal.MISSING_OBJECT, f"The head is gone: {problem}.")
-            member.problem = f"has stored nothing in its outbox yet ({problem})"
-            return
+            if member.head is None:
+                return _Problem(f"has stored nothing in its outbox yet ({problem})")
+            self._refused.add(peer, Refusal.MISSING_OBJECT)
+            return _Problem(f"the head of its outbox is gone: {problem}", Refusal.MISSING_OBJECT)
         except StorageError as problem:
-            member.problem = f"its outbox cannot be read: {problem}"
-            return
+            self._refused.add(peer, Refusal.DAMAGED_OBJECT)
+            return _Problem(f"its outbox cannot be read: {problem}", Refusal.DAMAGED_OBJECT)
         if stored is None:
-            return
+            return member.fault
         try:
             content = await asyncio.to_thread(self._verify, peer, stored.content)
         except (MessageError, Refused) as problem:
             reason = problem.refusal if isinstance(problem, MessageError) else problem.reason
-            member.problem = str(problem).rstrip(".")
-            if reason == Refusal.NOT_A_RECIPIENT:  # usual until both have read each other's key
-                self._refused.add(peer, reason)
-            else:
+            self._refused.add(peer, reason)
+            fault = _Problem(str(problem).rstrip("."), reason)
+            if reason != Refusal.NOT_A_RECIPIENT:  # that may end without another head
                 member.tag = stored.tag
-                self._refuse(peer, reason, str(problem))
-            return
+                member.fault = fault
+            return fault
         if content.serial > self._seen.get(peer, 0):
             self._seen[peer] = content.serial
             self.save_seen()  # before the head is used: a killed process refuses older ones, too
         member.head = content
         member.tag = stored.tag
+        member.fault = _Problem()
         member.lacks_model = False
+        return member.fault
 
     def _verify(self, peer: str, raw: bytes) -> HeadContent:
         """Check whose head it is, decrypt it, and refuse one from before; on a thread."""
