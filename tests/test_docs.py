@@ -273,6 +273,12 @@ def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_de
     assert [len(rows) for rows in split.train] == [50, 50, 50]
 
 
+def test_the_image_has_the_extras_of_sites_and_relays() -> None:
+    dockerfile = (DOCS.parent / "deploy/Dockerfile").read_text()
+    [extras] = re.findall(r"'\.\[(.*?)\]'", dockerfile)
+    assert set(extras.split(",")) == {"peer", "outbox", "export", "privacy", "metrics"}
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> None:
     unit = (DOCS.parent / "deploy/dispfl.service").read_text()
