@@ -104,8 +104,9 @@ class SiteNetwork:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received on the sockets, including TLS and HTTP."""
-        counters = self.transport.counters.traffic.values()
+        """Bytes sent and received on the sockets, including TLS and HTTP, and those of objects in
+        outboxes."""
+        counters = [*self.transport.counters.traffic.values(), self.outboxes.counter]
         return {
             "sent": sum(counter.sent for counter in counters),
             "received": sum(counter.received for counter in counters),

@@ -31,7 +31,7 @@ from dispfl.peer.outbox.head import HEAD
 from dispfl.peer.outbox.storage import FolderStorage, MissingError, StorageError, open_storage
 from dispfl.peer.site import Site
 from dispfl.peer.transport.base import JSON, Request
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.transport.http import ByteCounter, Limits
 
 
 def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
@@ -72,7 +72,7 @@ ENDS_WITH_OPEN_REQUESTS = """
 import asyncio
 import os
 from dispfl.peer.outbox.storage import open_storage
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.transport.http import ByteCounter, Limits
 
 READERS = 40
 ANSWER = b"HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\nETag: a\\r\\n\\r\\nx"
@@ -129,7 +129,7 @@ def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
         return open_regular(path)
 
     async def scenario() -> None:
-        storage = FolderStorage(tmp_path, Limits(stall_timeout=0.05))
+        storage = FolderStorage(tmp_path, Limits(stall_timeout=0.05), ByteCounter())
         await storage.write("object", b"content")
         monkeypatch.setattr(outbox_storage, "open_regular", hanging)
         for _ in range(2):
@@ -267,5 +267,27 @@ def test_the_newest_model_of_an_outbox_is_read_by_a_site_that_waits_for_nobody(
             await eventually(is_there)
             assert await newest(bob, -1) == ("model", 5)
             assert await newest(bob, 5) == ("wait", None)
+
+    asyncio.run(scenario())
+
+
+def test_the_bytes_of_outboxes_are_counted(tmp_path: Path) -> None:
+    """A model is stored once, and counts as sent to each receiver."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    def sockets(site: RunningSite) -> dict[str, int]:
+        traffic: dict[str, int] = (site.site.status() or {})["sockets"]
+        return traffic
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            await alice.publish(0)
+            await bob.model("alice", 0)
+            model_bytes = alice.ctx.status.peers["nobody"].sent_bytes
+            largest = max(path.stat().st_size for path in alice.outbox.iterdir())
+            assert model_bytes == largest
+            await until(lambda: sockets(alice)["sent"] > model_bytes)
+            await until(lambda: sockets(bob)["received"] > model_bytes)
 
     asyncio.run(scenario())

@@ -34,7 +34,7 @@ from dispfl.peer.outbox.storage import MissingError, Storage, StorageError, open
 from dispfl.peer.setup.spec import fixed_entries, spec_difference
 from dispfl.peer.state.log import shortened
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.transport.http import ByteCounter, Limits
 from dispfl.wire.refusals import Refusal, RefusalCounter, refuse
 
 MAX_SYNC_BYTES = 2 * MAX_ROSTER_BYTES
@@ -116,6 +116,8 @@ class OutboxReader:
         self._max_model = encrypted_size(max_model)
         self._seen = seen
         self._refused = refused
+        self.counter = ByteCounter()
+        """Counts the bytes of outboxes: of other members' ones, and of the own one."""
         self._members: dict[str, _Member] = {}
         self._rng = random.Random()
 
@@ -161,7 +163,7 @@ class OutboxReader:
         member = self._members.get(peer)
         if member is None or member.place != place:
             try:
-                member = _Member(place, open_storage(place, self._limits))
+                member = _Member(place, open_storage(place, self._limits, self.counter))
             except DispflError as problem:
                 raise Unreachable(peer, str(problem).rstrip(".")) from None
             self._members[peer] = member

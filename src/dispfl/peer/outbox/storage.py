@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from dispfl.errors import DispflError
 from dispfl.extras import require
 from dispfl.files import open_regular, write_atomically
-from dispfl.peer.transport.http import Limits, os_error_text
+from dispfl.peer.transport.http import ByteCounter, Limits, os_error_text
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -72,11 +72,12 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(place: str, limits: Limits) -> Storage:
-    """Open an outbox by its address, which `parse_outbox` has checked."""
+def open_storage(place: str, limits: Limits, counter: ByteCounter | None = None) -> Storage:
+    """Open an outbox by its address, which `parse_outbox` has checked; count its bytes."""
+    counter = counter or ByteCounter()
     if place.startswith("/"):
-        return FolderStorage(Path(place), limits)
-    return BucketStorage(place, limits)
+        return FolderStorage(Path(place), limits, counter)
+    return BucketStorage(place, limits, counter)
 
 
 def _too_long(name: str, limit: int) -> StorageError:
@@ -89,8 +90,9 @@ class FolderStorage:
     A mount that hangs blocks that thread and nothing else.
     """
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, limits: Limits, counter: ByteCounter) -> None:
         self._folder = folder
+        self._counter = counter
         self._patience = limits.stall_timeout
         self._lock = asyncio.Lock()
         self._last_access: asyncio.Future[Any] | None = None
@@ -113,7 +115,10 @@ class FolderStorage:
                         raise _too_long(name, limit)
             return StoredObject(bytes(content), tag)
 
-        return await self._on_thread(read)
+        stored = await self._on_thread(read)
+        if stored is not None:
+            self._counter.received += len(stored.content)
+        return stored
 
     async def write(self, name: str, content: bytes) -> None:
         """Write a temporary file and rename it."""
@@ -127,6 +132,7 @@ class FolderStorage:
             write_atomically(self._folder / name, self._chunks(content))
 
         await self._on_thread(write)
+        self._counter.sent += len(content)
 
     async def delete(self, name: str) -> None:
         """Delete a file."""
@@ -197,7 +203,7 @@ def _start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 class BucketStorage:
     """An outbox in a bucket. Credentials come from the environment, as obstore reads them."""
 
-    def __init__(self, place: str, limits: Limits) -> None:
+    def __init__(self, place: str, limits: Limits, counter: ByteCounter) -> None:
         require("outbox", f"An outbox at {place}", "obstore")
         import obstore
         from obstore.store import from_url
@@ -207,6 +213,7 @@ class BucketStorage:
         atexit.unregister(_wait_for_threads)
         atexit.register(_wait_for_threads)
         self._place = place
+        self._counter = counter
         self._patience = limits.stall_timeout
         self._min_rate = max(1.0, limits.min_rate)
         self._obstore = obstore
@@ -243,6 +250,7 @@ class BucketStorage:
                 if chunk is None:
                     break
                 content += memoryview(chunk)
+                self._counter.received += len(chunk)
                 if len(content) > limit:
                     raise _too_long(name, limit)
             return StoredObject(bytes(content), result.meta["e_tag"] or "")
@@ -252,6 +260,7 @@ class BucketStorage:
         with self._plain_errors():
             async with asyncio.timeout(self._patience + len(content) / self._min_rate):
                 await self._obstore.put_async(self._store, name, content)
+        self._counter.sent += len(content)
 
     async def delete(self, name: str) -> None:
         """Delete an object."""

@@ -18,7 +18,7 @@ from dispfl.peer.outbox.reader import stored_offer
 from dispfl.peer.outbox.sealing import require_sealing
 from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.outbox.storage import Storage, open_storage
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.transport.http import ByteCounter, Limits
 from dispfl.round.exchange import encode_model
 
 if TYPE_CHECKING:
@@ -65,14 +65,20 @@ class OutboxWriter:
 
     @classmethod
     def of_site(
-        cls, site: "Site", ctx: NodeContext, state: OutboxState, limits: Limits
+        cls,
+        site: "Site",
+        ctx: NodeContext,
+        state: OutboxState,
+        limits: Limits,
+        counter: ByteCounter,
     ) -> "OutboxWriter | None":
         """The writer of a site; None if it has no outbox."""
         place = site.info.outbox
         if place is None:
             return None
         require_sealing()
-        return cls(place, open_storage(place, limits), site.identity, ctx, state, site)
+        storage = open_storage(place, limits, counter)
+        return cls(place, storage, site.identity, ctx, state, site)
 
     def status(self) -> dict[str, Any]:
         """Where the outbox is, how far it is, and what is wrong with it."""
@@ -198,7 +204,8 @@ class OutboxWriter:
         await self._storage.write(HEAD, head)
         self._facts = facts
         for t in self._stored:
-            ctx.published.mark_stored(t)
+            for receiver in ctx.published.mark_stored(t):
+                ctx.status.peers[receiver].sent_bytes += self._state.models[t].object.size
 
     def _recipients(self) -> Mapping[str, str]:
         """The sealing keys of the accepted members, by name."""

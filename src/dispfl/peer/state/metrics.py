@@ -128,7 +128,13 @@ async def site_metrics(site: "Site", traffic: Mapping[str, int]) -> "list[Metric
     about = {"site": site.name, "federation": site.info.federation, "version": version("dispfl")}
     return [
         InfoMetricFamily("dispfl_site", "The site and its software.", about),
-        _by_label("counter", "network_bytes", "Bytes on the sockets.", "direction", traffic),
+        _by_label(
+            "counter",
+            "network_bytes",
+            "Bytes on the sockets and of outboxes.",
+            "direction",
+            traffic,
+        ),
         _gauge("certificate_days_left", "Days until the site's certificate ends.", days_left),
         _gauge("disk_free_bytes", "Free space for the site's folder.", usage.free),
     ]

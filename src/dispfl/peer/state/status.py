@@ -46,7 +46,7 @@ class PeerStatus:
     received_bytes: int = 0
     """Message bodies received from it."""
     sent_bytes: int = 0
-    """Message bodies sent to it."""
+    """Message bodies sent to it, or stored for it in our outbox."""
     latencies: list[float] = field(default_factory=list)
     """Seconds that it took to answer our last requests for models, oldest first."""
     slow: bool = False
