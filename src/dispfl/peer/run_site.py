@@ -204,9 +204,7 @@ async def open_node(
         network.log_relays(ctx)
         network.log_outboxes(ctx)
         network.outboxes.save_seen = partial(_save_outbox_state, network.outbox_state)
-        writer = OutboxWriter.of_site(
-            site, ctx, network.outbox_state, network.limits, network.outboxes.counter
-        )
+        writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.storage_access)
 
         status_writer = StatusWriter(site, ctx, network, writer, log)
         stack.callback(status_writer.write_last)

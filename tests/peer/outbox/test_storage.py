@@ -28,10 +28,23 @@ from dispfl.errors import ConfigError
 from dispfl.peer.membership.address import parse_outbox
 from dispfl.peer.outbox import storage as outbox_storage
 from dispfl.peer.outbox.head import HEAD
-from dispfl.peer.outbox.storage import FolderStorage, MissingError, StorageError, open_storage
+from dispfl.peer.outbox.storage import (
+    FolderStorage,
+    MissingError,
+    StorageAccess,
+    StorageError,
+    open_storage,
+)
 from dispfl.peer.site import Site
+from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.base import JSON, Request
-from dispfl.peer.transport.http import ByteCounter, Limits
+from dispfl.peer.transport.http import Limits
+
+
+def use_test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
@@ -61,9 +74,7 @@ def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
                 await eventually(is_unchanged)
             assert not any(line.startswith(f"GET /{BUCKET} ") for line in proxy.requests)
 
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    use_test_credentials(monkeypatch)
     with moto_server(tmp_path) as server:
         asyncio.run(scenario(server))
 
@@ -71,8 +82,8 @@ def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
 ENDS_WITH_OPEN_REQUESTS = """
 import asyncio
 import os
-from dispfl.peer.outbox.storage import open_storage
-from dispfl.peer.transport.http import ByteCounter, Limits
+from dispfl.peer.outbox.storage import StorageAccess, open_storage
+from dispfl.peer.transport.http import Limits
 
 READERS = 40
 ANSWER = b"HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\nETag: a\\r\\n\\r\\nx"
@@ -90,7 +101,7 @@ async def main():
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     os.environ["AWS_ENDPOINT"] = f"http://{host}:{port}"
-    storage = open_storage("s3://hearts/alice", Limits())
+    storage = open_storage("s3://hearts/alice", StorageAccess(Limits()))
     reads = [asyncio.create_task(storage.read(str(number), 10)) for number in range(READERS)]
     await all_wait.wait()
     for writer in waiting:
@@ -129,7 +140,7 @@ def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
         return open_regular(path)
 
     async def scenario() -> None:
-        storage = FolderStorage(tmp_path, Limits(stall_timeout=0.05), ByteCounter())
+        storage = FolderStorage(tmp_path, StorageAccess(Limits(stall_timeout=0.05)))
         await storage.write("object", b"content")
         monkeypatch.setattr(outbox_storage, "open_regular", hanging)
         for _ in range(2):
@@ -151,7 +162,7 @@ def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
 
 def test_a_share_that_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = open_storage(str(tmp_path / "not-mounted" / "alice"), LIMITS)
+        storage = open_storage(str(tmp_path / "not-mounted" / "alice"), StorageAccess(LIMITS))
         with pytest.raises(StorageError, match="there is no folder"):
             await storage.write("object", b"content")
 
@@ -291,3 +302,38 @@ def test_the_bytes_of_outboxes_are_counted(tmp_path: Path) -> None:
             await until(lambda: sockets(bob)["received"] > model_bytes)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_objects_are_stored_and_read_no_faster_than_the_sites_bandwidth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """6 MB at 4 MB a second take one and a half seconds, less the first turn.
+
+    Whoever waits for a turn is not taken for a storage that does not answer.
+    """
+    content = bytes(range(250)) * 24_000
+    limits = Limits(bandwidth="4 MB/s", stall_timeout=1.0, min_rate=1e9)
+
+    async def scenario(place: str) -> None:
+        clock = asyncio.get_running_loop().time
+        access = StorageAccess(limits, Bandwidth(limits.bytes_per_second))
+        storage = open_storage(place, access)
+        began = clock()
+        await storage.write("object", content)
+        stored_at = clock()
+        stored = await storage.read("object", len(content))
+        read_at = clock()
+        assert stored is not None
+        assert stored.content == content
+        assert stored_at - began > 1.4
+        assert read_at - stored_at > 1.4
+        assert (access.counter.sent, access.counter.received) == (len(content), len(content))
+
+    if kind == "folder":
+        asyncio.run(scenario(str(tmp_path)))
+        return
+    use_test_credentials(monkeypatch)
+    with moto_server(tmp_path) as server:
+        monkeypatch.setenv("AWS_ENDPOINT", server)
+        asyncio.run(scenario(f"s3://{BUCKET}/alice"))

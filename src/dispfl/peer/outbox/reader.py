@@ -30,11 +30,16 @@ from dispfl.peer.outbox.head import (
     StoredRef,
 )
 from dispfl.peer.outbox.sealing import SealingKey, encrypted_size
-from dispfl.peer.outbox.storage import MissingError, Storage, StorageError, open_storage
+from dispfl.peer.outbox.storage import (
+    MissingError,
+    Storage,
+    StorageAccess,
+    StorageError,
+    open_storage,
+)
 from dispfl.peer.setup.spec import fixed_entries, spec_difference
 from dispfl.peer.state.log import shortened
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
-from dispfl.peer.transport.http import ByteCounter, Limits
 from dispfl.wire.refusals import Refusal, RefusalCounter, refuse
 
 MAX_SYNC_BYTES = 2 * MAX_ROSTER_BYTES
@@ -98,7 +103,7 @@ class OutboxReader:
         name: str,
         membership: OutboxMembership,
         key: SealingKey | None,
-        limits: Limits,
+        access: StorageAccess,
         max_model: int,
         seen: dict[str, int],
         refused: RefusalCounter,
@@ -112,12 +117,11 @@ class OutboxReader:
         """Saves the serials of heads; the doctor, beside whom a node may run, does not."""
         self._membership = membership
         self._key = key
-        self._limits = limits
+        self._access = access
+        self._interval = access.limits.outbox_interval
         self._max_model = encrypted_size(max_model)
         self._seen = seen
         self._refused = refused
-        self.counter = ByteCounter()
-        """Counts the bytes of outboxes: of other members' ones, and of the own one."""
         self._members: dict[str, _Member] = {}
         self._rng = random.Random()
 
@@ -163,7 +167,7 @@ class OutboxReader:
         member = self._members.get(peer)
         if member is None or member.place != place:
             try:
-                member = _Member(place, open_storage(place, self._limits, self.counter))
+                member = _Member(place, open_storage(place, self._access))
             except DispflError as problem:
                 raise Unreachable(peer, str(problem).rstrip(".")) from None
             self._members[peer] = member
@@ -181,7 +185,7 @@ class OutboxReader:
             await asyncio.sleep(max(0.0, member.next_look - clock()))
         async with member.lock:
             if clock() >= member.next_look:
-                interval = self._limits.outbox_interval * (0.5 + self._rng.random())
+                interval = self._interval * (0.5 + self._rng.random())
                 had_head = member.head is not None
                 problem = await self._look(peer, member)
                 if had_head and problem.refusal != member.problem.refusal:
@@ -297,7 +301,7 @@ class OutboxReader:
             raise Refused(Refusal.SPEC_MISMATCH, message)
         frame = await self._read(peer, member, model.object, self._max_model)
         if frame is None:
-            await asyncio.sleep(self._limits.outbox_interval * self._rng.random())
+            await asyncio.sleep(self._interval * self._rng.random())
             return Response({"status": "wait", **about})
         nonce = request.header.get("nonce")
         header: dict[str, JSON] = {

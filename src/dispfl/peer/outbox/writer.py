@@ -17,8 +17,7 @@ from dispfl.peer.outbox.head import HEAD, HeadContent, StoredModel, StoredRef, w
 from dispfl.peer.outbox.reader import stored_offer
 from dispfl.peer.outbox.sealing import require_sealing
 from dispfl.peer.outbox.state import OutboxState
-from dispfl.peer.outbox.storage import Storage, open_storage
-from dispfl.peer.transport.http import ByteCounter, Limits
+from dispfl.peer.outbox.storage import Storage, StorageAccess, open_storage
 from dispfl.round.exchange import encode_model
 
 if TYPE_CHECKING:
@@ -69,15 +68,14 @@ class OutboxWriter:
         site: "Site",
         ctx: NodeContext,
         state: OutboxState,
-        limits: Limits,
-        counter: ByteCounter,
+        access: StorageAccess,
     ) -> "OutboxWriter | None":
         """The writer of a site; None if it has no outbox."""
         place = site.info.outbox
         if place is None:
             return None
         require_sealing()
-        storage = open_storage(place, limits, counter)
+        storage = open_storage(place, access)
         return cls(place, storage, site.identity, ctx, state, site)
 
     def status(self) -> dict[str, Any]:
