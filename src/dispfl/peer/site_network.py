@@ -80,7 +80,7 @@ class SiteNetwork:
         if not setup.run.pulls and can_seal():
             sealing_key = site.make_sealing_key()
         bandwidth = Bandwidth(limits.bytes_per_second)
-        self.storage_access = StorageAccess(limits, bandwidth)
+        self.storage_access = StorageAccess(limits, bandwidth, ca_bundle=site.info.ca_bundle)
         self.outboxes = OutboxReader(
             site.name,
             membership,

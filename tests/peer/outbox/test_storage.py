@@ -22,9 +22,11 @@ from outbox_world import (
     running,
     until,
 )
+from own_authority import authority_and_certificate
 from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError
+from dispfl.peer.local_federation import LOOPBACK
 from dispfl.peer.membership.address import parse_outbox
 from dispfl.peer.outbox import storage as outbox_storage
 from dispfl.peer.outbox.head import HEAD
@@ -337,3 +339,34 @@ def test_objects_are_stored_and_read_no_faster_than_the_sites_bandwidth(
     with moto_server(tmp_path) as server:
         monkeypatch.setenv("AWS_ENDPOINT", server)
         asyncio.run(scenario(f"s3://{BUCKET}/alice"))
+
+
+def test_a_bucket_behind_a_proxy_that_inspects_tls_is_trusted_by_the_sites_ca_bundle_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = authority_and_certificate(tmp_path)
+
+    async def scenario() -> None:
+        place = f"s3://{BUCKET}/alice"
+        trusting = open_storage(place, StorageAccess(LIMITS, ca_bundle=str(authority)))
+        await trusting.write("object", b"content")
+        stored = await trusting.read("object", 100)
+        assert stored is not None
+        assert stored.content == b"content"
+        with pytest.raises(StorageError) as caught:
+            await open_storage(place, StorageAccess(LIMITS)).read("object", 100)
+        assert "ca_bundle" in caught.value.advice
+
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{LOOPBACK}:1")  # where nothing listens
+        bundle = StorageAccess(LIMITS, ca_bundle=str(authority))
+        with pytest.raises(StorageError):
+            await open_storage(place, bundle).read("object", 100)
+        monkeypatch.setenv("NO_PROXY", LOOPBACK)
+        assert await open_storage(place, bundle).read("object", 100)
+        with pytest.raises(StorageError, match=r"deleted\.pem, cannot be read"):
+            open_storage(place, StorageAccess(LIMITS, ca_bundle=str(tmp_path / "deleted.pem")))
+
+    use_test_credentials(monkeypatch)
+    with moto_server(tmp_path, tmp_path / "relay.pem", authority) as server:
+        monkeypatch.setenv("AWS_ENDPOINT", server)
+        asyncio.run(scenario())

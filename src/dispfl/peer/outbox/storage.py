@@ -24,6 +24,7 @@ from dispfl.peer.transport.http import ByteCounter, Limits, os_error_text
 
 if TYPE_CHECKING:
     from obstore import GetOptions
+    from obstore.store import ClientConfig
 
 T = TypeVar("T")
 _RETRIES = 2
@@ -80,6 +81,8 @@ class StorageAccess:
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     """Shared with all other transfers of the site."""
     counter: ByteCounter = field(default_factory=ByteCounter)
+    ca_bundle: str | None = None
+    """A file of authorities that a bucket's certificate may have, besides those of the system."""
 
 
 def open_storage(place: str, access: StorageAccess) -> Storage:
@@ -240,15 +243,18 @@ class BucketStorage:
         self._patience = limits.stall_timeout
         self._min_rate = max(1.0, limits.min_rate)
         self._obstore = obstore
+        client_options: ClientConfig = {
+            "connect_timeout": timedelta(seconds=limits.connect_timeout),
+            "read_timeout": timedelta(seconds=limits.stall_timeout),
+            "timeout": _REQUEST_TIME,
+            "allow_http": True,  # only of an endpoint that the operator has set
+        }
+        if access.ca_bundle is not None:
+            client_options["root_certificate"] = _read_authorities(access.ca_bundle)
         with self._plain_errors():
             self._store = from_url(
                 place,
-                client_options={
-                    "connect_timeout": timedelta(seconds=limits.connect_timeout),
-                    "read_timeout": timedelta(seconds=limits.stall_timeout),
-                    "timeout": _REQUEST_TIME,
-                    "allow_http": True,  # only of an endpoint that the operator has set
-                },
+                client_options=client_options,
                 retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIME},
             )
 
@@ -322,8 +328,21 @@ class BucketStorage:
                 "Check the credentials in the environment, and the bucket's policy.",
             ) from None
         except (BaseError, OSError, ValueError) as problem:
-            advice = "Check its name, the environment (region, endpoint) and the network."
+            advice = (
+                "Check its name, the environment (region, endpoint) and the network; if a proxy"
+                " inspects TLS, set ca_bundle in site.toml to the certificate of its authority."
+            )
             raise StorageError(f"{self._place}: {_first_line(problem)}", advice) from None
+
+
+def _read_authorities(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as problem:
+        raise StorageError(
+            f"ca_bundle of site.toml, {file}, cannot be read: {os_error_text(problem)}",
+            "It must be a PEM file of certificates.",
+        ) from None
 
 
 def _wait_for_threads() -> None:
