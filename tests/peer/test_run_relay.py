@@ -1,6 +1,8 @@
 """The settings of a relay, and whom it admits."""
 
 import asyncio
+import shutil
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,10 +13,10 @@ from messages import refused
 from dispfl.errors import ConfigError
 from dispfl.peer import run_relay
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.identity import Identity
+from dispfl.peer.membership.identity import CERTIFICATE, KEY, Identity, der
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.roster import Roster, RosterError
-from dispfl.peer.run_relay import MemberFiles, RelaySettings, follow_members
+from dispfl.peer.run_relay import MemberFiles, RelaySettings, follow_certificate, follow_members
 from dispfl.peer.transport.relay_server import Relay
 
 BOB, CAROL = Identity.make("bob"), Identity.make("carol")
@@ -65,7 +67,7 @@ def test_hidden_and_bad_files_in_a_folder_do_not_keep_the_others_from_being_appl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Carol's file becomes bad: she stays admitted. Bob's is deleted: he is not."""
-    monkeypatch.setattr(run_relay, "MEMBERS_INTERVAL", 0.01)
+    monkeypatch.setattr(run_relay, "FILES_INTERVAL", 0.01)
     folder = tmp_path / "members"
     folder.mkdir()
     (folder / ".DS_Store").write_bytes(b"\xff\x00")
@@ -78,7 +80,7 @@ def test_hidden_and_bad_files_in_a_folder_do_not_keep_the_others_from_being_appl
     address = settings.address().address
 
     async def scenario() -> None:
-        relay = Relay(address, settings.context(), members.read())
+        relay = Relay(address, settings.certificate(), members.read())
         assert set(relay.admitted.values()) == {"bob", "carol"}
         following = follow_members(relay, members, lambda *event: events.append(event))
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -105,7 +107,7 @@ def test_the_address_of_a_relay_pins_the_certificate_that_it_made(tmp_path: Path
     address = settings.address()
     assert address.fingerprint == Identity.load(tmp_path / "identity").fingerprint
     assert settings.address() == address  # also after a restart
-    settings.context()
+    settings.certificate()
 
 
 def test_a_relay_without_a_name_or_with_half_a_certificate_is_refused(tmp_path: Path) -> None:
@@ -118,4 +120,43 @@ def test_a_relay_without_a_name_or_with_half_a_certificate_is_refused(tmp_path: 
     with refused(ConfigError, key="cert"):
         RelaySettings(
             "127.0.0.1:443", [], cert=tmp_path / "cert.pem", key=tmp_path / "key.pem"
-        ).context()
+        ).certificate()
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections_once_its_key_is_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_relay, "FILES_INTERVAL", 0.01)
+    first, renewed = Identity.make("relay"), Identity.make("relay")
+    first.save(tmp_path / "used")
+    renewed.save(tmp_path / "renewed")
+    cert, key = tmp_path / "used" / CERTIFICATE, tmp_path / "used" / KEY
+    settings = RelaySettings("127.0.0.1:1", [], cert=cert, key=key)
+    events: list[str] = []
+
+    async def scenario() -> None:
+        relay = Relay(Address("127.0.0.1", 1), settings.certificate(), {})
+        await relay.open(Address("127.0.0.1", 0))
+
+        async def shown() -> bytes:
+            place = ("127.0.0.1", relay.port)
+            pem = await asyncio.to_thread(ssl.get_server_certificate, place)
+            return ssl.PEM_cert_to_DER_cert(pem)
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            following = follow_certificate(relay, settings, lambda event, _: events.append(event))
+            task = group.create_task(following)
+            await asyncio.sleep(0.05)
+            shutil.copy(tmp_path / "renewed" / CERTIFICATE, cert)
+            while not events:
+                await asyncio.sleep(0.01)
+            assert await shown() == der(first.certificate)
+            shutil.copy(tmp_path / "renewed" / KEY, key)
+            while await shown() != der(renewed.certificate):
+                await asyncio.sleep(0.01)
+            task.cancel()
+        assert relay.certificate.ends == renewed.certificate.not_valid_after_utc
+        await relay.close()
+
+    asyncio.run(scenario())
+    assert events == ["problem", "certificate"]

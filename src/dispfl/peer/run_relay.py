@@ -6,9 +6,11 @@ import re
 import resource
 import signal
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cryptography import x509
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.files import read_regular
@@ -19,10 +21,10 @@ from dispfl.peer.membership.roster import Roster
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.metrics import parse_listen, relay_metrics, serve_metrics
 from dispfl.peer.transport.http import os_error_text
-from dispfl.peer.transport.relay_server import Relay, RelayLimits
+from dispfl.peer.transport.relay_server import Relay, RelayCertificate, RelayLimits
 
-MEMBERS_INTERVAL = 2.0
-"""Seconds between two checks of the members' files."""
+FILES_INTERVAL = 2.0
+"""Seconds between two checks of the members' files, and of the certificate's."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,20 +67,25 @@ class RelaySettings:
             fingerprint = self._own_identity().fingerprint
         return RelayAddress(place.host.lower(), place.port, fingerprint)
 
-    def context(self) -> ssl.SSLContext:
-        """The TLS context of the relay."""
+    @property
+    def certificate_files(self) -> tuple[Path, Path]:
+        """The files of its certificate and of its key."""
+        return self.cert or self.identity / CERTIFICATE, self.key or self.identity / KEY
+
+    def certificate(self) -> RelayCertificate:
+        """Read the certificate and its key."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        cert = self.cert or self.identity / CERTIFICATE
-        key = self.key or self.identity / KEY
+        cert, key = self.certificate_files
         try:
             context.load_cert_chain(cert, key)
-        except (OSError, ssl.SSLError) as problem:
+            [first, *_] = x509.load_pem_x509_certificates(cert.read_bytes())
+        except (OSError, ssl.SSLError, ValueError) as problem:
             raise ConfigError(
                 f"The certificate {cert} and its key {key} cannot be used:"
                 f" {os_error_text(problem)}; both must be PEM files that belong together.",
                 key="cert",
             ) from None
-        return context
+        return RelayCertificate(context, first.not_valid_after_utc)
 
     def _own_identity(self) -> Identity:
         if not (self.identity / KEY).exists():
@@ -128,12 +135,7 @@ class MemberFiles:
 
     def versions(self) -> list[tuple[str, int, int]]:
         """What changes when a file does."""
-        versions = []
-        for file in self._files():
-            with contextlib.suppress(OSError):
-                status = file.stat()
-                versions.append((str(file), status.st_mtime_ns, status.st_size))
-        return versions
+        return _versions(self._files())
 
     def _files(self) -> list[Path]:
         files = []
@@ -201,7 +203,8 @@ async def _run(settings: RelaySettings, log: EventLog) -> None:
         loop.add_signal_handler(stop_signal, task.cancel)
     address = settings.address()
     members = MemberFiles(settings.members)
-    relay = Relay(address.address, settings.context(), members.read(), settings.limits, log)
+    certificate = settings.certificate()
+    relay = Relay(address.address, certificate, members.read(), settings.limits, log)
     await relay.open(Address.parse(settings.listen))
     log("listening", {"address": str(address), "members": len(relay.admitted)})
     try:
@@ -211,6 +214,7 @@ async def _run(settings: RelaySettings, log: EventLog) -> None:
         ):
             group.create_task(relay.log_regularly())
             group.create_task(follow_members(relay, members, log))
+            group.create_task(follow_certificate(relay, settings, log))
     finally:
         await relay.close()
         log("stopped", relay.counters.as_fields())
@@ -237,7 +241,39 @@ async def follow_members(relay: Relay, members: MemberFiles, log: EventLog) -> N
             if detail not in logged_problems:
                 log("problem", {"detail": detail})
         logged_problems = problems
-        await asyncio.sleep(MEMBERS_INTERVAL)
+        await asyncio.sleep(FILES_INTERVAL)
+
+
+async def follow_certificate(relay: Relay, settings: RelaySettings, log: EventLog) -> None:
+    """Use a renewed certificate for new connections; keep the last one while the files are bad."""
+    last_versions = _versions(settings.certificate_files)
+    logged_problem = ""
+    while True:
+        await asyncio.sleep(FILES_INTERVAL)
+        versions = _versions(settings.certificate_files)
+        if versions == last_versions:
+            continue
+        try:
+            certificate = settings.certificate()
+        except DispflError as problem:  # or only one of the two files is replaced yet
+            if str(problem) != logged_problem:
+                log("problem", {"detail": str(problem)})
+            logged_problem = str(problem)
+            continue
+        relay.use_certificate(certificate)
+        log("certificate", {"until": f"{certificate.ends:%Y-%m-%d}"})
+        last_versions = versions
+        logged_problem = ""
+
+
+def _versions(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What changes when a file does."""
+    versions = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            versions.append((str(file), status.st_mtime_ns, status.st_size))
+    return versions
 
 
 def _raise_file_limit() -> None:

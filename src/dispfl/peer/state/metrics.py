@@ -123,8 +123,7 @@ async def site_metrics(site: "Site", traffic: Mapping[str, int]) -> "list[Metric
     from prometheus_client.core import InfoMetricFamily
 
     usage = await asyncio.to_thread(shutil.disk_usage, site.folder)  # a disk may take long
-    certificate_end = site.identity.certificate.not_valid_after_utc
-    days_left = (certificate_end - datetime.datetime.now(datetime.UTC)) / _DAY
+    days_left = _days_until(site.identity.certificate.not_valid_after_utc)
     about = {"site": site.name, "federation": site.info.federation, "version": version("dispfl")}
     return [
         InfoMetricFamily("dispfl_site", "The site and its software.", about),
@@ -143,6 +142,7 @@ async def site_metrics(site: "Site", traffic: Mapping[str, int]) -> "list[Metric
 async def relay_metrics(relay: "Relay") -> "list[Metric]":
     """The figures of a relay."""
     counters = relay.counters
+    days_left = _days_until(relay.certificate.ends)
     return [
         _gauge("relay_members", "Members that may use the relay.", len(relay.admitted)),
         _gauge("relay_parked", "Connections on which sites wait for calls.", counters.parked),
@@ -151,7 +151,12 @@ async def relay_metrics(relay: "Relay") -> "list[Metric]":
         _counter("relay_missed_calls", "Calls of absent sites.", counters.missed_calls),
         _counter("relay_passed_on_bytes", "Bytes that were passed on.", counters.passed_on),
         _refusals("relay_refusals", relay.traffic.refused),
+        _gauge("relay_certificate_days_left", "Days until its certificate ends.", days_left),
     ]
+
+
+def _days_until(end: datetime.datetime) -> float:
+    return (end - datetime.datetime.now(datetime.UTC)) / _DAY
 
 
 def _gauge(name: str, text: str, value: float | None) -> "Metric":

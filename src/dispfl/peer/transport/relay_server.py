@@ -6,6 +6,7 @@ that its operator admits, and keeps nothing but counters.
 
 import asyncio
 import contextlib
+import datetime
 import json
 import secrets
 import ssl
@@ -111,6 +112,15 @@ class RelayCounters:
         }
 
 
+@dataclass(frozen=True)
+class RelayCertificate:
+    """The certificate that a relay shows."""
+
+    context: ssl.SSLContext
+    """The TLS context with it and its key."""
+    ends: datetime.datetime
+
+
 @dataclass
 class _HourlyBytes:
     """How many bytes the counter of a member showed when its current hour began."""
@@ -127,7 +137,7 @@ class Relay:
     """
 
     name: Address
-    context: ssl.SSLContext
+    certificate: RelayCertificate
     admitted: Mapping[str, str]
     limits: RelayLimits = field(default_factory=RelayLimits)
     log: EventLog = lambda event, fields: None
@@ -139,7 +149,11 @@ class Relay:
         self._changed = asyncio.Condition()
         self._hours: dict[str, _HourlyBytes] = {}
         self._listener = Listener(
-            self.context, self._handle, self.limits.for_listener(), self.traffic, AddressLimit(_now)
+            self.certificate.context,
+            self._handle,
+            self.limits.for_listener(),
+            self.traffic,
+            AddressLimit(_now),
         )
 
     @property
@@ -154,6 +168,11 @@ class Relay:
     async def close(self) -> None:
         """Close all connections."""
         await self._listener.close()
+
+    def use_certificate(self, certificate: RelayCertificate) -> None:
+        """Show another certificate from the next connection on."""
+        self.certificate = certificate
+        self._listener.context = certificate.context
 
     def admit(self, admitted: Mapping[str, str]) -> None:
         """Serve these members from now on, and disconnect those who are no longer among them."""
