@@ -12,7 +12,7 @@ from dispfl.peer.doctor.findings import Finding, failure, ok, warning
 from dispfl.peer.membership.address import RelayAddress
 from dispfl.peer.site import Site
 from dispfl.peer.transport.http import Limits
-from dispfl.peer.transport.relay_client import RelayClient, RelayError
+from dispfl.peer.transport.relay_client import RelayClient, RelayError, until_called
 from dispfl.peer.transport.relay_protocol import Role
 
 ECHO_SECONDS = 10.0
@@ -90,6 +90,8 @@ async def _call_ourselves(client: RelayClient, relay: RelayAddress, fingerprint:
             async with asyncio.timeout(ECHO_SECONDS):
                 sent = secrets.token_bytes(_ECHO_BYTES)
                 await caller.send_bytes(sent)
+                if not await until_called(called):
+                    raise TimeoutError
                 await called.send_bytes(await called.receive_bytes())
                 if await caller.receive_bytes() != sent:
                     raise TimeoutError
@@ -103,7 +105,7 @@ async def _call_ourselves(client: RelayClient, relay: RelayAddress, fingerprint:
 
 async def _was_called(websocket: aiohttp.ClientWebSocketResponse) -> bool:
     try:
-        message = await websocket.receive(timeout=ECHO_SECONDS)
+        async with asyncio.timeout(ECHO_SECONDS):
+            return await until_called(websocket)
     except TimeoutError:
         return False
-    return message.type == aiohttp.WSMsgType.BINARY
