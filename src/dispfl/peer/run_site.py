@@ -38,7 +38,7 @@ from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, RecentEvents, event_logger, logging_as_events
-from dispfl.peer.state.metrics import node_metrics, serve_metrics, site_metrics
+from dispfl.peer.state.metrics import node_metrics, reach_metrics, serve_metrics, site_metrics
 from dispfl.peer.state.status import FINISHED, FINISHED_ALONE, NodeStatus, ServiceManager
 from dispfl.peer.state.store import (
     Company,
@@ -241,7 +241,9 @@ async def open_node(
         async def metrics() -> "list[Metric]":
             members = ctx.participants.other_names(ctx.rounds - 1)
             machine_metrics = await site_metrics(site, network.traffic)
-            return [*node_metrics(ctx.status, members), *machine_metrics]
+            outbox = writer.status() if writer is not None else None
+            reach = reach_metrics(network.relay_problems(), outbox)
+            return [*node_metrics(ctx.status, members), *reach, *machine_metrics]
 
         listen = site.config().metrics.listen
         await stack.enter_async_context(serve_metrics(listen, metrics, log))

@@ -13,7 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
@@ -136,6 +136,20 @@ async def site_metrics(site: "Site", traffic: Mapping[str, int]) -> "list[Metric
         ),
         _gauge("certificate_days_left", "Days until the site's certificate ends.", days_left),
         _gauge("disk_free_bytes", "Free space for the site's folder.", usage.free),
+    ]
+
+
+def reach_metrics(
+    relay_problems: Mapping[str, str | None], outbox: Mapping[str, Any] | None
+) -> "list[Metric]":
+    """Whether others reach a site by its relays and by its outbox, as far as it has these."""
+    relays_lost = None
+    if relay_problems:
+        relays_lost = sum(problem is not None for problem in relay_problems.values())
+    outbox_failing = None if outbox is None else float(outbox["problem"] is not None)
+    return [
+        _gauge("relays_lost", "Own relays by which nobody reaches the site.", relays_lost),
+        _gauge("outbox_failing", "1: the newest state is not stored.", outbox_failing),
     ]
 
 
