@@ -73,6 +73,7 @@ class RunningSite:
         """What it has logged."""
         self.ctx = node.ctx
         self.transport = node.client.transport
+        self.client = node.client
         self.members = node.client.members
         self._model = state
 
@@ -121,7 +122,9 @@ class RunningSite:
 
 
 @contextlib.asynccontextmanager
-async def running(site: Site, limits: Limits = LIMITS) -> AsyncIterator[RunningSite]:
+async def running(
+    site: Site, limits: Limits = LIMITS, deadlines: Deadlines | None = None
+) -> AsyncIterator[RunningSite]:
     """Open the node of a site."""
     setup = local_setup(site)
     state = setup.initial_state()
@@ -130,7 +133,7 @@ async def running(site: Site, limits: Limits = LIMITS) -> AsyncIterator[RunningS
     def log(event: str, fields: Mapping[str, object]) -> None:
         events.append((event, fields))
 
-    async with open_node(site, setup, Deadlines(), log, limits) as (node, _):
+    async with open_node(site, setup, deadlines or Deadlines(), log, limits) as (node, _):
         await node.client.transport.serve(lambda *_: None)  # type: ignore[arg-type]
         try:
             yield RunningSite(site, node, published_model(setup.run, state), events)

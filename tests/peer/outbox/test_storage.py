@@ -26,6 +26,7 @@ from own_authority import authority_and_certificate
 from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import LOOPBACK
 from dispfl.peer.membership.address import parse_outbox
 from dispfl.peer.outbox import storage as outbox_storage
@@ -37,6 +38,7 @@ from dispfl.peer.outbox.storage import (
     StorageError,
     open_storage,
 )
+from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.site import Site
 from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.base import JSON, Request
@@ -370,3 +372,34 @@ def test_a_bucket_behind_a_proxy_that_inspects_tls_is_trusted_by_the_sites_ca_bu
     with moto_server(tmp_path, tmp_path / "relay.pem", authority) as server:
         monkeypatch.setenv("AWS_ENDPOINT", server)
         asyncio.run(scenario())
+
+
+def test_a_stored_model_that_still_arrives_at_the_deadline_is_waited_for_and_a_damaged_one_is_not(
+    tmp_path: Path,
+) -> None:
+    """At 0.1 Mbit/s it takes seconds; without any other model the round waits for it."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+    state = local_setup(sites["bob"]).initial_state()
+    slowly = Limits(outbox_interval=0.01, bandwidth="0.1 Mbit/s")
+
+    async def fetched(bob: RunningSite, t: int) -> bool:
+        bob.client.deadlines.skip_startup()
+        bob.client.deadlines.start(asyncio.get_running_loop().time())
+        responses = await bob.client.fetch_models(t, state)
+        return "alice" in responses.received
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice:
+            async with running(sites["bob"]) as bob:
+                await meet(alice, bob)
+            for t in (0, 1):
+                await alice.publish(t)
+            deadlines = Deadlines(min=0.5, startup=100.0)
+            async with running(sites["bob"], slowly, deadlines) as bob, asyncio.timeout(50):
+                assert await fetched(bob, 0)
+                for path in alice.outbox.iterdir():
+                    if path.name != HEAD:
+                        path.write_bytes(path.read_bytes()[:-1])
+                assert not await fetched(bob, 1)
+
+    asyncio.run(scenario())

@@ -299,6 +299,7 @@ class OutboxReader:
         if model.spec != request.header.get("spec"):
             message = f"{peer} and {self.name} have different federation specs in round {t}."
             raise Refused(Refusal.SPEC_MISMATCH, message)
+        request.on_transfer()
         frame = await self._read(peer, member, model.object, self._max_model)
         if frame is None:
             await asyncio.sleep(self._interval * self._rng.random())
