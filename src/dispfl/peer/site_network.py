@@ -139,18 +139,13 @@ class SiteNetwork:
     def log_outboxes(self, ctx: NodeContext) -> None:
         """Log what is refused of members' outboxes."""
 
-        def log(peer: str, reason: str, detail: str) -> None:
-            ctx.peer_log.problem(peer, "bad outbox", detail, reason)
-
-        def log_head(peer: str, reason: str | None, detail: str) -> None:
+        def log(peer: str, reason: str | None, detail: str) -> None:
             if reason is None:
                 ctx.peer_log.event(peer, "outbox read again")
             else:
-                detail = f"{detail}; what was read before is used meanwhile"
                 ctx.peer_log.event(peer, "bad outbox", reason=reason, detail=detail)
 
         self.outboxes.log = log
-        self.outboxes.log_head = log_head
 
     async def follow_members(self) -> None:
         """Trust certificates that were accepted since the last call, and only current ones."""

@@ -103,10 +103,14 @@ def test_damaged_objects_are_refused_and_read_again(tmp_path: Path) -> None:
                 assert response.header["status"] == "wait", damage
                 assert not response.body
                 assert bob.refused("alice")[reason] == before + 1, damage
+                bob.ctx.note_response("alice", response.header)
+                await bob.request_model("alice", 0)
+                assert bob.refused("alice")[reason] == before + 2
                 restore(alice.outbox, tmp_path / "copy")
                 received = await bob.model("alice", 0)
                 assert torch.equal(received.values, model.values)
             bob.ctx.guard.check("alice")  # not banned: the storage may be to blame
+            assert [event for event, _ in bob.events].count("bad outbox") == len(damages)
 
     asyncio.run(scenario())
 

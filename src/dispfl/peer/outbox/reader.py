@@ -91,6 +91,8 @@ class _Member:
     lacks_model: bool = False
     """Whether this head had no model for the last request: from an owner that sleeps there will be
     none before it wakes up."""
+    object_refusal: str | None = None
+    """Why the object that was read last was refused; None if it was not."""
     sync: tuple[StoredRef, dict[str, Any], Offer] | None = None
     """The stored member list that was read last."""
 
@@ -109,10 +111,9 @@ class OutboxReader:
         refused: RefusalCounter,
     ) -> None:
         self.name = name
-        self.log: Callable[[str, str, str], None] = lambda peer, reason, detail: None
-        """Logs what was refused of a member's outbox."""
-        self.log_head: Callable[[str, str | None, str], None] = lambda peer, reason, detail: None
-        """Logs when newer heads begin to be refused, and, without a reason, when that ends."""
+        self.log: Callable[[str, str | None, str], None] = lambda peer, reason, detail: None
+        """Logs when a member's heads or objects begin to be refused, and, without a reason, when
+        that of heads ends."""
         self.save_seen: Callable[[], None] = lambda: None
         """Saves the serials of heads; the doctor, beside whom a node may run, does not."""
         self._membership = membership
@@ -189,7 +190,7 @@ class OutboxReader:
                 had_head = member.head is not None
                 problem = await self._look(peer, member)
                 if had_head and problem.refusal != member.problem.refusal:
-                    self.log_head(peer, problem.refusal, problem.text)
+                    self.log(peer, problem.refusal, problem.text)
                 member.problem = problem
                 member.next_look = clock() + interval
         if member.head is None:
@@ -268,11 +269,13 @@ class OutboxReader:
             assert stored is not None
             return await asyncio.to_thread(ref.open, stored.content)
         except MessageError as problem:
-            self._refuse(peer, problem.refusal, str(problem))
+            self._refuse(peer, member, problem.refusal, str(problem))
         except MissingError as problem:
-            self._refuse(peer, Refusal.MISSING_OBJECT, f"The object is not there: {problem}.")
+            detail = f"The object is not there: {problem}."
+            self._refuse(peer, member, Refusal.MISSING_OBJECT, detail)
         except StorageError as problem:
-            self._refuse(peer, Refusal.DAMAGED_OBJECT, f"The object cannot be read: {problem}.")
+            detail = f"The object cannot be read: {problem}."
+            self._refuse(peer, member, Refusal.DAMAGED_OBJECT, detail)
         member.next_look = 0.0  # the owner may have replaced it meanwhile
         return None
 
@@ -304,6 +307,7 @@ class OutboxReader:
         if frame is None:
             await asyncio.sleep(self._interval * self._rng.random())
             return Response({"status": "wait", **about})
+        member.object_refusal = None
         nonce = request.header.get("nonce")
         header: dict[str, JSON] = {
             "status": "model",
@@ -325,9 +329,10 @@ class OutboxReader:
                 fields, offer = await asyncio.to_thread(_read_offer, text)
             except (ValueError, KeyError, TypeError, DispflError, RecursionError) as problem:
                 detail = f"The stored member list of {peer} cannot be read: {str(problem)[:200]}"
-                self._refuse(peer, Refusal.MALFORMED, detail)
+                self._refuse(peer, member, Refusal.MALFORMED, detail)
                 raise Refused(Refusal.MALFORMED, detail) from None
             member.sync = (content.sync, fields, offer)
+            member.object_refusal = None
         _, fields, offer = member.sync
         difference = self._spec_difference(peer, request, fields)
         if difference:
@@ -347,10 +352,12 @@ class OutboxReader:
             spec = fixed_entries(spec)
         return spec_difference(own_spec, spec, f"at {self.name}", f"at {peer}")
 
-    def _refuse(self, peer: str, reason: str, message: str) -> None:
-        """Count and log it. The member is not banned: its storage may be to blame."""
+    def _refuse(self, peer: str, member: _Member, reason: str, message: str) -> None:
+        """Count it, and log it once. The member is not banned: its storage may be to blame."""
         self._refused.add(peer, reason)
-        self.log(peer, reason, message)
+        if reason != member.object_refusal:
+            self.log(peer, reason, message)
+        member.object_refusal = reason
 
 
 def _about(member: _Member, content: HeadContent) -> dict[str, JSON]:
