@@ -44,7 +44,7 @@ def run_relay(folder: Path, port: int, admitted: dict[str, str]) -> None:
 
     async def serve() -> None:
         settings = RelaySettings(f"{LOCALHOST}:{port}", [], identity=folder)
-        relay = Relay(Address(LOCALHOST, port), settings.context(), admitted)
+        relay = Relay(Address(LOCALHOST, port), settings.certificate(), admitted)
         await relay.open(Address(LOCALHOST, port))
         await asyncio.Event().wait()
 

@@ -1,6 +1,7 @@
 """The worked examples in the documentation run as they stand."""
 
 import contextlib
+import inspect
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from forked_program import ForkedProgram
 from typer.testing import CliRunner
 
 from dispfl.cli import app, prompts
+from dispfl.cli.relay import relay
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
@@ -273,19 +275,41 @@ def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_de
     assert [len(rows) for rows in split.train] == [50, 50, 50]
 
 
+def test_the_image_has_the_extras_of_sites_and_relays() -> None:
+    dockerfile = (DOCS.parent / "deploy/Dockerfile").read_text()
+    [extras] = re.findall(r"'\.\[(.*?)\]'", dockerfile)
+    assert set(extras.split(",")) == {"peer", "outbox", "export", "privacy", "metrics"}
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> None:
-    unit = (DOCS.parent / "deploy/dispfl.service").read_text()
-    there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable).replace(
-        "User=dispfl", "User=root"
-    )
-    (tmp_path / "dispfl.service").write_text(there)
+@pytest.mark.parametrize("name", ["dispfl.service", "dispfl-relay.service"])
+def test_systemd_finds_nothing_wrong_with_the_service_units(tmp_path: Path, name: str) -> None:
+    """Nor with the lines that are comments until an operator needs them."""
+    unit = (DOCS.parent / "deploy" / name).read_text()
+    there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable)
+    there = re.sub("^User=.*$", "User=root", there, flags=re.M)
+    there = re.sub(r"^#(\w+=)", r"\1", there, flags=re.M)
+    (tmp_path / name).write_text(there)
     found = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / "dispfl.service"],
+        ["systemd-analyze", "verify", "--man=no", tmp_path / name],
         capture_output=True,
         text=True,
     )
-    assert "dispfl.service" not in found.stderr
+    assert name not in found.stderr
+
+
+def test_an_outbox_in_a_folder_is_a_commented_line_of_the_sites_unit() -> None:
+    unit = (DOCS.parent / "deploy/dispfl.service").read_text()
+    assert "ProtectSystem=strict" in unit
+    assert "#ReadWritePaths=/mnt/share/alice" in unit.splitlines()
+
+
+def test_the_command_of_the_relays_unit_has_options_that_exist() -> None:
+    unit = (DOCS.parent / "deploy/dispfl-relay.service").read_text()
+    [command] = re.findall("^ExecStart=(.*)$", unit, re.M)
+    options = set(re.findall(r"--[\w-]+", command))
+    parameters = {f"--{name.replace('_', '-')}" for name in inspect.signature(relay).parameters}
+    assert options <= parameters
 
 
 def test_the_sentences_that_the_page_helps_with_are_those_of_the_program() -> None:

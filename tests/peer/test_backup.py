@@ -84,6 +84,7 @@ def test_a_finished_site_is_restored_with_its_key_members_model_and_metrics(
     (alice.folder / "notes.txt").write_text("secret")
     alice.confirm("bob")
     alice.revoke("bob")
+    sealing_key = alice.site.make_sealing_key()
     alice.run(alone=True)
     backup = alice.backup(tmp_path / "alice.backup")
     assert (backup.site, backup.rounds, backup.is_private) == ("alice", 2, False)
@@ -103,6 +104,7 @@ def test_a_finished_site_is_restored_with_its_key_members_model_and_metrics(
     }
     assert after == expected
     assert "mine.py" in after
+    assert restored.site.make_sealing_key() == sealing_key  # what is sealed for it stays readable
     names = {path.name for path in restored.folder.rglob("*")}
     assert not names & {"patients.csv", "notes.txt", "status.json", ".lock"}
 

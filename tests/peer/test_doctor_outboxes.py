@@ -10,6 +10,7 @@ from dispfl.peer.doctor.findings import Level
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.doctor.outboxes import check_outbox
 from dispfl.peer.outbox.state import STATE
+from dispfl.peer.outbox.storage import StorageAccess
 from dispfl.peer.peer import Peer
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.state.status_text import outbox_text
@@ -17,12 +18,12 @@ from dispfl.peer.state.status_text import outbox_text
 
 def test_the_own_outbox_is_written_read_and_left_as_it_was(tmp_path: Path) -> None:
     outbox = tmp_path / "share"
-    finding = asyncio.run(check_outbox(str(outbox), LIMITS))
+    finding = asyncio.run(check_outbox(str(outbox), StorageAccess(LIMITS)))
     assert finding.level == Level.FAILURE
     assert "there is no folder" in finding.text
     assert "Mount the share" in finding.advice
     outbox.mkdir()
-    finding = asyncio.run(check_outbox(str(outbox), LIMITS))
+    finding = asyncio.run(check_outbox(str(outbox), StorageAccess(LIMITS)))
     assert finding.level == Level.OK
     assert not list(outbox.iterdir())
 
@@ -31,7 +32,7 @@ def test_a_bucket_that_cannot_be_used_says_what_to_check(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-site")
-    finding = asyncio.run(check_outbox("s3://hearts/alice", LIMITS))
+    finding = asyncio.run(check_outbox("s3://hearts/alice", StorageAccess(LIMITS)))
     assert finding.level == Level.FAILURE
     assert "nothing can be stored" in finding.text
     assert "secret-of-the-site" not in finding.text

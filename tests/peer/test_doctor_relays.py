@@ -82,6 +82,19 @@ def test_a_relay_that_passes_nothing_on_and_one_with_another_name_are_failures(
                 assert found.level == Level.FAILURE
                 assert found.text.endswith("accepts this site, but passes no bytes on")
             relay.lie = None
+            async with world.site("alice", answer) as node:
+                assert node.relays is not None
+                while not any(state.is_connected for state in node.relays.states.values()):
+                    await asyncio.sleep(0.01)
+                relay.lie = Lie.STALL
+                found = (await findings(site, running=True))["relay"]
+                assert found.level == Level.FAILURE
+                assert found.text.endswith("accepts this site, but passes no bytes on")
+                relay.lie = Lie.FLIP
+                found = (await findings(site, running=True))["relay"]
+                assert found.level == Level.FAILURE
+                assert found.text.endswith("with another one, or changes their bytes")
+            relay.lie = None
             relay.name = relay.name._replace(host="relay.example.org")
             found = (await findings(site))["relay"]
             assert found.level == Level.FAILURE

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -21,8 +22,13 @@ _START_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def moto_server(folder: Path) -> Iterator[str]:
-    """Start a server with an empty bucket; yield its address."""
+def moto_server(
+    folder: Path, certificate: Path | None = None, authority: Path | None = None
+) -> Iterator[str]:
+    """Start a server with an empty bucket; yield its address.
+
+    With a certificate, a file that has its key, too, it speaks HTTPS.
+    """
     program = shutil.which("moto_server")
     if program is None:
         pytest.skip(
@@ -30,14 +36,20 @@ def moto_server(folder: Path) -> Iterator[str]:
         )
     [port] = free_ports(1)
     endpoint = f"http://{LOOPBACK}:{port}"
+    command = [program, "-p", str(port)]
+    tls = None
+    if certificate is not None:
+        endpoint = f"https://{LOOPBACK}:{port}"
+        command += ["-c", str(certificate), "-k", str(certificate)]
+        tls = ssl.create_default_context(cafile=authority)
     with (folder / "moto.log").open("wb") as log:
-        process = subprocess.Popen([program, "-p", str(port)], stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
                 request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-                urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(request, timeout=5, context=tls).close()
                 break
             except (urllib.error.URLError, OSError):
                 assert process.poll() is None, (folder / "moto.log").read_text()

@@ -24,6 +24,7 @@ from dispfl.peer.transport.http import Limits
 from dispfl.round.exchange import published_model
 
 T = TypeVar("T")
+Event = tuple[str, Mapping[str, object]]
 LIMITS = Limits(outbox_interval=0.01, stall_timeout=1.0, connect_timeout=2.0, min_rate=1e6)
 PATIENCE = 30.0
 
@@ -66,10 +67,13 @@ def folder_sites(folder: Path, *names: str) -> dict[str, Site]:
 class RunningSite:
     """A site whose node listens, stores and requests, but runs no rounds."""
 
-    def __init__(self, site: Site, node: Node, state: PackedModel) -> None:
+    def __init__(self, site: Site, node: Node, state: PackedModel, events: list[Event]) -> None:
         self.site = site
+        self.events = events
+        """What it has logged."""
         self.ctx = node.ctx
         self.transport = node.client.transport
+        self.client = node.client
         self.members = node.client.members
         self._model = state
 
@@ -118,14 +122,21 @@ class RunningSite:
 
 
 @contextlib.asynccontextmanager
-async def running(site: Site, limits: Limits = LIMITS) -> AsyncIterator[RunningSite]:
+async def running(
+    site: Site, limits: Limits = LIMITS, deadlines: Deadlines | None = None
+) -> AsyncIterator[RunningSite]:
     """Open the node of a site."""
     setup = local_setup(site)
     state = setup.initial_state()
-    async with open_node(site, setup, Deadlines(), lambda *_: None, limits) as (node, _):
+    events: list[Event] = []
+
+    def log(event: str, fields: Mapping[str, object]) -> None:
+        events.append((event, fields))
+
+    async with open_node(site, setup, deadlines or Deadlines(), log, limits) as (node, _):
         await node.client.transport.serve(lambda *_: None)  # type: ignore[arg-type]
         try:
-            yield RunningSite(site, node, published_model(setup.run, state))
+            yield RunningSite(site, node, published_model(setup.run, state), events)
         finally:
             await node.client.close()
 

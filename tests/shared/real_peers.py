@@ -22,7 +22,7 @@ from dispfl.experiment import Experiment
 from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.local_federation import LOG, setup_of_peer
+from dispfl.peer.local_federation import LOG, collect_results, setup_of_peer
 from dispfl.peer.run_site import run_node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
@@ -31,7 +31,14 @@ from dispfl.peer.transport.http import Limits
 from dispfl.processes import training_processes
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.round.context import RunContext
-from dispfl.runs.directory import RunDirectory, read_config, write_split
+from dispfl.runs.directory import (
+    RunDirectory,
+    read_config,
+    read_metrics,
+    read_summary,
+    write_split,
+)
+from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.prepare import split_dataset
 from dispfl.wire.codec import Codec
 
@@ -80,6 +87,25 @@ def create_sites(
             if other is not site:
                 site.members.accept(other.invite())
     return sites
+
+
+def check_same_as_simulation(out: Path, experiment: Experiment, *, traffic: bool = False) -> None:
+    """Check that real sites have ended with the models of the simulation, and sent as much.
+
+    What comes from an outbox is requested by nobody's server, so its `traffic` differs.
+    """
+    simulation = out.with_name("simulated")
+    ExperimentRun.create(experiment, simulation).run()
+    collect_results(out)
+    simulated, real = read_summary(simulation), read_summary(out)
+    assert simulated is not None
+    assert real is not None
+    for key in ("weights_sha256", "scores", "busiest", "rounds", "failures"):
+        assert real[key] == simulated[key], key
+    for one, other in zip(read_metrics(out), read_metrics(simulation), strict=True):
+        assert one["links"] == other["links"]
+        if traffic:
+            assert one["traffic"] == other["traffic"]
 
 
 def write_or_block(

@@ -100,7 +100,7 @@ class RelayWorld:
         settings = RelaySettings("127.0.0.1:1", [], identity=self.folder / "relay")
         fingerprint = settings.address().fingerprint
         members = self.admitted() if admitted is None else admitted
-        relay = kind(Address(LOCAL, 1), settings.context(), members, limits or RelayLimits())
+        relay = kind(Address(LOCAL, 1), settings.certificate(), members, limits or RelayLimits())
         await relay.open(Address(LOCAL, port))
         relay.name = Address(LOCAL, relay.port)
         address = RelayAddress(LOCAL, relay.port, fingerprint)

@@ -78,7 +78,8 @@ def init(
     ca_bundle: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Authorities of relays' certificates besides the system's."
+            metavar="FILE",
+            help="Authorities of relays' and buckets' certificates besides the system's.",
         ),
     ] = None,
     advertise: Annotated[

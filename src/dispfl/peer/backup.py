@@ -36,6 +36,7 @@ from dispfl.files import (
 )
 from dispfl.peer.membership.audit_log import AUDIT
 from dispfl.peer.membership.identity import CERTIFICATE, KEY
+from dispfl.peer.outbox.sealing import SEALING_KEY
 from dispfl.peer.site import IDENTITY, MEMBERS, SPEC_CHANGES, STATUS, WARM_START, Site
 
 MANIFEST = "backup.json"
@@ -74,7 +75,7 @@ def is_backed_up(name: str) -> bool:
             is_known = file in (SITE, MEMBERS, SPEC_CHANGES, AUDIT)
             return is_known or path.suffix in (".invite", ".py")
         case (folder, file) if folder == IDENTITY:
-            return file in (KEY, CERTIFICATE)
+            return file in (KEY, CERTIFICATE, SEALING_KEY)
         case (folder, file) if folder == RUN:
             return file != STATUS
         case (folder, *rest) if folder == RUN:

@@ -307,10 +307,15 @@ class PublishedModels:
         if t in self._rounds:
             self._rounds[t].waiting.discard(receiver)
 
-    def mark_stored(self, t: int) -> None:
-        """Note that all peers find the model of round t in our outbox."""
-        if t in self._rounds:
-            self._rounds[t].waiting.clear()
+    def mark_stored(self, t: int) -> set[str]:
+        """Note that all peers find the model of round t in our outbox; return those who have not
+        fetched it before."""
+        if t not in self._rounds:
+            return set()
+        published = self._rounds[t]
+        receivers = published.waiting
+        published.waiting = set()
+        return receivers
 
     def pending(self) -> set[str]:
         """Peers that have not fetched a model that is still kept."""

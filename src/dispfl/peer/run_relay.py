@@ -6,9 +6,11 @@ import re
 import resource
 import signal
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cryptography import x509
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.files import read_regular
@@ -19,10 +21,10 @@ from dispfl.peer.membership.roster import Roster
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.metrics import parse_listen, relay_metrics, serve_metrics
 from dispfl.peer.transport.http import os_error_text
-from dispfl.peer.transport.relay_server import Relay, RelayLimits
+from dispfl.peer.transport.relay_server import Relay, RelayCertificate, RelayLimits
 
-MEMBERS_INTERVAL = 2.0
-"""Seconds between two checks of the members' files."""
+FILES_INTERVAL = 2.0
+"""Seconds between two checks of the members' files, and of the certificate's."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,20 +67,25 @@ class RelaySettings:
             fingerprint = self._own_identity().fingerprint
         return RelayAddress(place.host.lower(), place.port, fingerprint)
 
-    def context(self) -> ssl.SSLContext:
-        """The TLS context of the relay."""
+    @property
+    def certificate_files(self) -> tuple[Path, Path]:
+        """The files of its certificate and of its key."""
+        return self.cert or self.identity / CERTIFICATE, self.key or self.identity / KEY
+
+    def certificate(self) -> RelayCertificate:
+        """Read the certificate and its key."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        cert = self.cert or self.identity / CERTIFICATE
-        key = self.key or self.identity / KEY
+        cert, key = self.certificate_files
         try:
             context.load_cert_chain(cert, key)
-        except (OSError, ssl.SSLError) as problem:
+            [first, *_] = x509.load_pem_x509_certificates(cert.read_bytes())
+        except (OSError, ssl.SSLError, ValueError) as problem:
             raise ConfigError(
                 f"The certificate {cert} and its key {key} cannot be used:"
                 f" {os_error_text(problem)}; both must be PEM files that belong together.",
                 key="cert",
             ) from None
-        return context
+        return RelayCertificate(context, first.not_valid_after_utc)
 
     def _own_identity(self) -> Identity:
         if not (self.identity / KEY).exists():
@@ -86,38 +93,77 @@ class RelaySettings:
         return Identity.load(self.identity)
 
 
-def read_members(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the names of the admitted members by the fingerprints of their certificates."""
-    admitted: dict[str, str] = {}
-    for file in _files(paths):
-        try:
-            text = read_regular(file).decode()
-        except (OSError, UnicodeDecodeError) as problem:
+class MemberFiles:
+    """The files that name the members of a relay.
+
+    A bad one in a folder, or one that has become bad, does not keep the others from being applied.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.problems: list[str] = []
+        """Why files could not be read the last time."""
+        self._paths = paths
+        self._members: dict[Path, dict[str, str]] = {}
+        """What each file has said when it could be read last."""
+
+    def read(self) -> dict[str, str]:
+        """Return the names of the admitted members by the fingerprints of their certificates."""
+        members = {}
+        problems = []
+        for file in self._files():
+            try:
+                members[file] = _read_members(file)
+            except DispflError as problem:
+                if file in self._paths and file not in self._members:
+                    raise
+                problems.append(str(problem))
+                members[file] = self._members.get(file, {})
+        self._members = members
+        self.problems = problems
+
+        admitted: dict[str, str] = {}
+        for members_of_file in members.values():
+            admitted |= members_of_file
+        has_folder = any(path.is_dir() for path in self._paths)  # invites may come later
+        if not admitted and not has_folder:
             raise ConfigError(
-                f"--members {file} cannot be read: {problem}.", key="members"
-            ) from None
-        admitted |= _members_in(file, text)
-    has_folder = any(path.is_dir() for path in paths)  # invites may come later
-    if not admitted and not has_folder:
-        raise ConfigError(
-            f"--members names no member: {', '.join(map(str, paths))} has neither a signed roster"
-            " nor an invite nor a fingerprint.",
-            key="members",
-        )
-    return admitted
+                f"--members names no member: {', '.join(map(str, self._paths))} has neither a"
+                " signed roster nor an invite nor a fingerprint.",
+                key="members",
+            )
+        return admitted
+
+    def versions(self) -> list[tuple[str, int, int]]:
+        """What changes when a file does."""
+        return _versions(self._files())
+
+    def _files(self) -> list[Path]:
+        files = []
+        for path in self._paths:
+            try:
+                if path.is_dir():
+                    files += [file for file in sorted(path.iterdir()) if _may_name_members(file)]
+                else:
+                    files.append(path)
+            except OSError as problem:
+                raise _unreadable(path, problem) from None
+        return files
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
-    files = []
-    for path in paths:
-        if path.is_dir():
-            files += sorted(file for file in path.iterdir() if file.is_file())
-        else:
-            files.append(path)
-    return files
+def _may_name_members(file: Path) -> bool:
+    """Whether a file in a folder is no hidden one, as desktops and editors leave them behind."""
+    return file.is_file() and not file.name.startswith(".")
 
 
-def _members_in(file: Path, text: str) -> dict[str, str]:
+def _unreadable(path: Path, problem: Exception) -> ConfigError:
+    return ConfigError(f"--members {path} cannot be read: {problem}.", key="members")
+
+
+def _read_members(file: Path) -> dict[str, str]:
+    try:
+        text = read_regular(file).decode()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise _unreadable(file, problem) from None
     if text.lstrip().startswith("{"):
         invites = Roster.read(text).verify().members()
         return {invite.fingerprint: invite.name for invite in invites.values()}
@@ -156,13 +202,9 @@ async def _run(settings: RelaySettings, log: EventLog) -> None:
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop_signal, task.cancel)
     address = settings.address()
-    relay = Relay(
-        address.address,
-        settings.context(),
-        read_members(settings.members),
-        settings.limits,
-        log,
-    )
+    members = MemberFiles(settings.members)
+    certificate = settings.certificate()
+    relay = Relay(address.address, certificate, members.read(), settings.limits, log)
     await relay.open(Address.parse(settings.listen))
     log("listening", {"address": str(address), "members": len(relay.admitted)})
     try:
@@ -171,32 +213,63 @@ async def _run(settings: RelaySettings, log: EventLog) -> None:
             asyncio.TaskGroup() as group,
         ):
             group.create_task(relay.log_regularly())
-            group.create_task(_follow_members(relay, settings.members, log))
+            group.create_task(follow_members(relay, members, log))
+            group.create_task(follow_certificate(relay, settings, log))
     finally:
         await relay.close()
         log("stopped", relay.counters.as_fields())
 
 
-async def _follow_members(relay: Relay, paths: Sequence[Path], log: EventLog) -> None:
-    """Read the members' files again when they change; keep the last list if that fails."""
-    last = _versions(paths)
+async def follow_members(relay: Relay, members: MemberFiles, log: EventLog) -> None:
+    """Read the members' files again when they change, and log problems once."""
+    last_versions = None
+    logged_problems: list[str] = []
     while True:
-        await asyncio.sleep(MEMBERS_INTERVAL)
-        versions = _versions(paths)
-        if versions == last:
-            continue
-        last = versions
+        problems = logged_problems
         try:
-            relay.admit(read_members(paths))
+            versions = members.versions()
+            if versions != last_versions:
+                admitted = members.read()
+                problems = members.problems
+                if admitted != relay.admitted:
+                    relay.admit(admitted)
+                    log("members", {"members": len(admitted)})
+            last_versions = versions
         except DispflError as problem:
-            log("problem", {"detail": str(problem)})
-        else:
-            log("members", {"members": len(relay.admitted)})
+            problems = [str(problem)]
+        for detail in problems:
+            if detail not in logged_problems:
+                log("problem", {"detail": detail})
+        logged_problems = problems
+        await asyncio.sleep(FILES_INTERVAL)
 
 
-def _versions(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
+async def follow_certificate(relay: Relay, settings: RelaySettings, log: EventLog) -> None:
+    """Use a renewed certificate for new connections; keep the last one while the files are bad."""
+    last_versions = _versions(settings.certificate_files)
+    logged_problem = ""
+    while True:
+        await asyncio.sleep(FILES_INTERVAL)
+        versions = _versions(settings.certificate_files)
+        if versions == last_versions:
+            continue
+        try:
+            certificate = settings.certificate()
+        except DispflError as problem:  # or only one of the two files is replaced yet
+            if str(problem) != logged_problem:
+                log("problem", {"detail": str(problem)})
+            logged_problem = str(problem)
+            continue
+        relay.use_certificate(certificate)
+        log("certificate", {"until": f"{certificate.ends:%Y-%m-%d}"})
+        last_versions = versions
+        logged_problem = ""
+
+
+def _versions(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What changes when a file does."""
     versions = []
-    for file in _files(paths):
+    for file in files:
         with contextlib.suppress(OSError):
             status = file.stat()
             versions.append((str(file), status.st_mtime_ns, status.st_size))

@@ -38,7 +38,7 @@ from dispfl.peer.setup.spec_versions import site_versions
 from dispfl.peer.site import Site
 from dispfl.peer.site_network import SiteNetwork
 from dispfl.peer.state.log import EventLog, RecentEvents, event_logger, logging_as_events
-from dispfl.peer.state.metrics import node_metrics, serve_metrics, site_metrics
+from dispfl.peer.state.metrics import node_metrics, reach_metrics, serve_metrics, site_metrics
 from dispfl.peer.state.status import FINISHED, FINISHED_ALONE, NodeStatus, ServiceManager
 from dispfl.peer.state.store import (
     Company,
@@ -204,7 +204,7 @@ async def open_node(
         network.log_relays(ctx)
         network.log_outboxes(ctx)
         network.outboxes.save_seen = partial(_save_outbox_state, network.outbox_state)
-        writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.limits)
+        writer = OutboxWriter.of_site(site, ctx, network.outbox_state, network.storage_access)
 
         status_writer = StatusWriter(site, ctx, network, writer, log)
         stack.callback(status_writer.write_last)
@@ -241,7 +241,9 @@ async def open_node(
         async def metrics() -> "list[Metric]":
             members = ctx.participants.other_names(ctx.rounds - 1)
             machine_metrics = await site_metrics(site, network.traffic)
-            return [*node_metrics(ctx.status, members), *machine_metrics]
+            outbox = writer.status() if writer is not None else None
+            reach = reach_metrics(network.relay_problems(), outbox)
+            return [*node_metrics(ctx.status, members), *reach, *machine_metrics]
 
         listen = site.config().metrics.listen
         await stack.enter_async_context(serve_metrics(listen, metrics, log))
@@ -443,6 +445,7 @@ class StatusWriter:
         loop_start = unix_time - asyncio.get_running_loop().time()
         for name, peer in status["peers"].items():
             peer["route"] = self._network.transport.route(name)
+            peer["outbox_problem"] = self._network.outboxes.problem(name)
             for key in ("last_seen", "last_request", "asleep_until"):
                 if peer[key] is not None:
                     peer[key] += loop_start

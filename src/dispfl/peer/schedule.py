@@ -135,11 +135,20 @@ class Schedule:
 
     def asleep_for(self) -> float:
         """Seconds until the site's hours begin; 0 within them."""
-        if self.hours is None:
-            return 0.0
         now = self.now()
+        wakes_at = self._wakes_at(now)
+        return 0.0 if wakes_at is None else wakes_at - now
+
+    def wakes_at(self) -> int | None:
+        """When the site's hours begin, in seconds since 1970; None within them."""
+        wakes_at = self._wakes_at(self.now())
+        return None if wakes_at is None else round(wakes_at)
+
+    def _wakes_at(self, now: float) -> float | None:
+        if self.hours is None:
+            return None
         opening = next(opening for opening, close in self.hours.windows(now) if now < close)
-        return max(0.0, opening - now)
+        return opening if opening > now else None
 
     def awake_for(self) -> float | None:
         """Seconds until the site's hours end; None if they never do."""

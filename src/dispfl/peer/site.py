@@ -93,8 +93,8 @@ class SiteInfo(Settings):
     """Relays by which other sites reach it where they cannot connect to it: what `dispfl relay`
     prints, such as wss://relay.example.org:443. The site needs no open port then."""
     ca_bundle: str | None = None
-    """A PEM file of authorities that relays' certificates may have besides those of the system:
-    that of a proxy which inspects TLS, for example."""
+    """A PEM file of authorities that the certificates of relays and buckets may have besides those
+    of the system: that of a proxy which inspects TLS, for example."""
     outbox: str | None = None
     """Storage in which the site leaves its encrypted models for members that cannot reach it:
     s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a folder such as

@@ -17,9 +17,11 @@ from dispfl.peer.node_context import NodeContext
 from dispfl.peer.outbox.reader import OutboxReader
 from dispfl.peer.outbox.sealing import can_seal
 from dispfl.peer.outbox.state import OutboxState
+from dispfl.peer.outbox.storage import StorageAccess
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.site_config import OUTBOX_NEEDS_PUSH
 from dispfl.peer.site import Site
+from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import Limits
 from dispfl.peer.transport.https import HttpsTransport
@@ -77,11 +79,13 @@ class SiteNetwork:
         sealing_key = None
         if not setup.run.pulls and can_seal():
             sealing_key = site.make_sealing_key()
+        bandwidth = Bandwidth(limits.bytes_per_second)
+        self.storage_access = StorageAccess(limits, bandwidth, ca_bundle=site.info.ca_bundle)
         self.outboxes = OutboxReader(
             site.name,
             membership,
             sealing_key,
-            limits,
+            self.storage_access,
             max_response["model"],
             self.outbox_state.seen,
             guard.refused,
@@ -100,12 +104,14 @@ class SiteNetwork:
             may_connect=site.info.may_connect,
             relays=self.relays,
             outboxes=self.outboxes,
+            bandwidth=bandwidth,
         )
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received on the sockets, including TLS and HTTP."""
-        counters = self.transport.counters.traffic.values()
+        """Bytes sent and received on the sockets, including TLS and HTTP, and those of objects in
+        outboxes."""
+        counters = [*self.transport.counters.traffic.values(), self.storage_access.counter]
         return {
             "sent": sum(counter.sent for counter in counters),
             "received": sum(counter.received for counter in counters),
@@ -133,8 +139,11 @@ class SiteNetwork:
     def log_outboxes(self, ctx: NodeContext) -> None:
         """Log what is refused of members' outboxes."""
 
-        def log(peer: str, reason: str, detail: str) -> None:
-            ctx.peer_log.problem(peer, "bad outbox", detail, reason)
+        def log(peer: str, reason: str | None, detail: str) -> None:
+            if reason is None:
+                ctx.peer_log.event(peer, "outbox read again")
+            else:
+                ctx.peer_log.event(peer, "bad outbox", reason=reason, detail=detail)
 
         self.outboxes.log = log
 

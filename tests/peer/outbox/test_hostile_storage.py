@@ -21,6 +21,8 @@ from dispfl.peer.outbox.sealing import SealingKey
 from dispfl.peer.outbox.state import OutboxState
 from dispfl.peer.outbox.writer import KEEP_ROUNDS
 from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.state.site_status import SiteStatus
+from dispfl.peer.state.status_text import status_notes
 from dispfl.peer.transport.base import Refused, Unreachable
 from dispfl.wire.refusals import Refusal
 
@@ -101,10 +103,14 @@ def test_damaged_objects_are_refused_and_read_again(tmp_path: Path) -> None:
                 assert response.header["status"] == "wait", damage
                 assert not response.body
                 assert bob.refused("alice")[reason] == before + 1, damage
+                bob.ctx.note_response("alice", response.header)
+                await bob.request_model("alice", 0)
+                assert bob.refused("alice")[reason] == before + 2
                 restore(alice.outbox, tmp_path / "copy")
                 received = await bob.model("alice", 0)
                 assert torch.equal(received.values, model.values)
             bob.ctx.guard.check("alice")  # not banned: the storage may be to blame
+            assert [event for event, _ in bob.events].count("bad outbox") == len(damages)
 
     asyncio.run(scenario())
 
@@ -158,6 +164,47 @@ def test_bad_heads_are_refused_and_the_last_good_one_stays_in_force(tmp_path: Pa
         async with running(sites["bob"]) as bob:
             with pytest.raises(Unreachable, match="the storage shows an old one"):
                 await bob.request_model("alice", 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_head_that_cannot_be_read_any_more_is_refused_logged_once_and_shown(
+    tmp_path: Path,
+) -> None:
+    """The site goes on with what it has read before."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            model = await alice.publish(0)
+            await bob.model("alice", 0)
+            head = alice.outbox / HEAD
+            good_head = head.read_bytes()
+            head.unlink()
+            os.mkfifo(head)
+            for count in range(1, 4):
+                await until_refused(bob, Refusal.DAMAGED_OBJECT, count)
+            assert torch.equal((await bob.model("alice", 0)).values, model.values)
+
+            def note() -> str | None:
+                notes = status_notes(SiteStatus.of(bob.site))
+                return next((note for note in notes if note.startswith("Outbox of alice")), None)
+
+            await until(lambda: note() is not None)
+            assert "its outbox cannot be read" in str(note())
+
+            head.unlink()
+            head.write_bytes(good_head)
+
+            async def is_read_again() -> bool:
+                await bob.members.sync(["alice"])
+                return bob.events[-1][0] == "outbox read again"
+
+            await eventually(is_read_again)
+            await until(lambda: note() is None)
+            logged = [fields for event, fields in bob.events if event == "bad outbox"]
+            assert [fields["reason"] for fields in logged] == [Refusal.DAMAGED_OBJECT]
 
     asyncio.run(scenario())
 
@@ -268,12 +315,43 @@ def test_serials_never_go_back_and_old_objects_are_deleted_after_a_crash_too(
     asyncio.run(second_process(serial))
 
 
+def test_a_site_that_was_reopened_stores_its_earlier_rounds_instead_of_the_later_ones(
+    tmp_path: Path,
+) -> None:
+    """Eight rounds are kept: the lowest are dropped first, unless later ones are outdated."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    async def before_it_goes_back() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            for t in range(20, 20 + KEEP_ROUNDS):
+                await alice.publish(t)
+
+    async def afterwards() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            model = await alice.publish(10)
+            assert torch.equal((await bob.model("alice", 10)).values, model.values)
+            assert sorted(OutboxState.load(alice.site.run_folder).models) == [10]
+            await until(lambda: len(objects(alice.outbox)) == 2)  # and the member list
+            next_model = await alice.publish(11)
+            assert torch.equal((await bob.model("alice", 11)).values, next_model.values)
+
+    asyncio.run(before_it_goes_back())
+    asyncio.run(afterwards())
+
+
 def test_a_malicious_owner_cannot_name_files_or_huge_objects(tmp_path: Path) -> None:
     """What a member signs is checked as well: names are no paths, sizes have limits."""
     sites = folder_sites(tmp_path, "alice", "bob")
     key = to_text(bytes(32))
     good = {"name": "a" * 32, "size": 5, "digest": "", "key": key}
-    content = {"serial": 1, "about": {"current_round": 0}, "joining": False, "models": []}
+    content = {
+        "serial": 1,
+        "about": {"current_round": 0},
+        "wakes_at": None,
+        "joining": False,
+        "models": [],
+    }
     bad_refs = [
         {**good, "name": "../../../../etc/passwd"},
         {**good, "name": 7},
@@ -282,10 +360,12 @@ def test_a_malicious_owner_cannot_name_files_or_huge_objects(tmp_path: Path) -> 
         {"name": "a" * 32},
         "text",
     ]
-    for ref in bad_refs:
-        text = json.dumps({**content, "sync": ref}).encode()
+    bad_contents = [{**content, "sync": ref} for ref in bad_refs]
+    bad_contents += [{**content, "sync": good, "wakes_at": time} for time in ("7", -1, True)]
+    outbox_head.HeadContent.parse(json.dumps({**content, "sync": good}).encode())
+    for bad_content in bad_contents:
         with pytest.raises((ValueError, TypeError, KeyError)):
-            outbox_head.HeadContent.parse(text)
+            outbox_head.HeadContent.parse(json.dumps(bad_content).encode())
 
     async def scenario() -> None:
         async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:

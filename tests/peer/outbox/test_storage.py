@@ -22,16 +22,33 @@ from outbox_world import (
     running,
     until,
 )
+from own_authority import authority_and_certificate
 from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError
+from dispfl.peer.deadlines import Deadlines
+from dispfl.peer.local_federation import LOOPBACK
 from dispfl.peer.membership.address import parse_outbox
 from dispfl.peer.outbox import storage as outbox_storage
 from dispfl.peer.outbox.head import HEAD
-from dispfl.peer.outbox.storage import FolderStorage, MissingError, StorageError, open_storage
+from dispfl.peer.outbox.storage import (
+    FolderStorage,
+    MissingError,
+    StorageAccess,
+    StorageError,
+    open_storage,
+)
+from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.site import Site
+from dispfl.peer.transport.bandwidth import Bandwidth
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.http import Limits
+
+
+def use_test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
@@ -61,9 +78,7 @@ def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
                 await eventually(is_unchanged)
             assert not any(line.startswith(f"GET /{BUCKET} ") for line in proxy.requests)
 
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    use_test_credentials(monkeypatch)
     with moto_server(tmp_path) as server:
         asyncio.run(scenario(server))
 
@@ -71,7 +86,7 @@ def test_sites_exchange_models_over_s3_whose_server_fails_now_and_then(
 ENDS_WITH_OPEN_REQUESTS = """
 import asyncio
 import os
-from dispfl.peer.outbox.storage import open_storage
+from dispfl.peer.outbox.storage import StorageAccess, open_storage
 from dispfl.peer.transport.http import Limits
 
 READERS = 40
@@ -90,7 +105,7 @@ async def main():
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     os.environ["AWS_ENDPOINT"] = f"http://{host}:{port}"
-    storage = open_storage("s3://hearts/alice", Limits())
+    storage = open_storage("s3://hearts/alice", StorageAccess(Limits()))
     reads = [asyncio.create_task(storage.read(str(number), 10)) for number in range(READERS)]
     await all_wait.wait()
     for writer in waiting:
@@ -129,7 +144,7 @@ def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
         return open_regular(path)
 
     async def scenario() -> None:
-        storage = FolderStorage(tmp_path, Limits(stall_timeout=0.05))
+        storage = FolderStorage(tmp_path, StorageAccess(Limits(stall_timeout=0.05)))
         await storage.write("object", b"content")
         monkeypatch.setattr(outbox_storage, "open_regular", hanging)
         for _ in range(2):
@@ -151,7 +166,7 @@ def test_a_mount_that_hangs_blocks_nobody_and_is_used_again_when_it_answers(
 
 def test_a_share_that_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = open_storage(str(tmp_path / "not-mounted" / "alice"), LIMITS)
+        storage = open_storage(str(tmp_path / "not-mounted" / "alice"), StorageAccess(LIMITS))
         with pytest.raises(StorageError, match="there is no folder"):
             await storage.write("object", b"content")
 
@@ -267,5 +282,124 @@ def test_the_newest_model_of_an_outbox_is_read_by_a_site_that_waits_for_nobody(
             await eventually(is_there)
             assert await newest(bob, -1) == ("model", 5)
             assert await newest(bob, 5) == ("wait", None)
+
+    asyncio.run(scenario())
+
+
+def test_the_bytes_of_outboxes_are_counted(tmp_path: Path) -> None:
+    """A model is stored once, and counts as sent to each receiver."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+
+    def sockets(site: RunningSite) -> dict[str, int]:
+        traffic: dict[str, int] = (site.site.status() or {})["sockets"]
+        return traffic
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice, running(sites["bob"]) as bob:
+            await meet(alice, bob)
+            await alice.publish(0)
+            await bob.model("alice", 0)
+            model_bytes = alice.ctx.status.peers["nobody"].sent_bytes
+            largest = max(path.stat().st_size for path in alice.outbox.iterdir())
+            assert model_bytes == largest
+            await until(lambda: sockets(alice)["sent"] > model_bytes)
+            await until(lambda: sockets(bob)["received"] > model_bytes)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_objects_are_stored_and_read_no_faster_than_the_sites_bandwidth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """6 MB at 4 MB a second take one and a half seconds, less the first turn.
+
+    Whoever waits for a turn is not taken for a storage that does not answer.
+    """
+    content = bytes(range(250)) * 24_000
+    limits = Limits(bandwidth="4 MB/s", stall_timeout=1.0, min_rate=1e9)
+
+    async def scenario(place: str) -> None:
+        clock = asyncio.get_running_loop().time
+        access = StorageAccess(limits, Bandwidth(limits.bytes_per_second))
+        storage = open_storage(place, access)
+        began = clock()
+        await storage.write("object", content)
+        stored_at = clock()
+        stored = await storage.read("object", len(content))
+        read_at = clock()
+        assert stored is not None
+        assert stored.content == content
+        assert stored_at - began > 1.4
+        assert read_at - stored_at > 1.4
+        assert (access.counter.sent, access.counter.received) == (len(content), len(content))
+
+    if kind == "folder":
+        asyncio.run(scenario(str(tmp_path)))
+        return
+    use_test_credentials(monkeypatch)
+    with moto_server(tmp_path) as server:
+        monkeypatch.setenv("AWS_ENDPOINT", server)
+        asyncio.run(scenario(f"s3://{BUCKET}/alice"))
+
+
+def test_a_bucket_behind_a_proxy_that_inspects_tls_is_trusted_by_the_sites_ca_bundle_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = authority_and_certificate(tmp_path)
+
+    async def scenario() -> None:
+        place = f"s3://{BUCKET}/alice"
+        trusting = open_storage(place, StorageAccess(LIMITS, ca_bundle=str(authority)))
+        await trusting.write("object", b"content")
+        stored = await trusting.read("object", 100)
+        assert stored is not None
+        assert stored.content == b"content"
+        with pytest.raises(StorageError) as caught:
+            await open_storage(place, StorageAccess(LIMITS)).read("object", 100)
+        assert "ca_bundle" in caught.value.advice
+
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{LOOPBACK}:1")  # where nothing listens
+        bundle = StorageAccess(LIMITS, ca_bundle=str(authority))
+        with pytest.raises(StorageError):
+            await open_storage(place, bundle).read("object", 100)
+        monkeypatch.setenv("NO_PROXY", LOOPBACK)
+        assert await open_storage(place, bundle).read("object", 100)
+        with pytest.raises(StorageError, match=r"deleted\.pem, cannot be read"):
+            open_storage(place, StorageAccess(LIMITS, ca_bundle=str(tmp_path / "deleted.pem")))
+
+    use_test_credentials(monkeypatch)
+    with moto_server(tmp_path, tmp_path / "relay.pem", authority) as server:
+        monkeypatch.setenv("AWS_ENDPOINT", server)
+        asyncio.run(scenario())
+
+
+def test_a_stored_model_that_still_arrives_at_the_deadline_is_waited_for_and_a_damaged_one_is_not(
+    tmp_path: Path,
+) -> None:
+    """At 0.1 Mbit/s it takes seconds; without any other model the round waits for it."""
+    sites = folder_sites(tmp_path, "alice", "bob")
+    state = local_setup(sites["bob"]).initial_state()
+    slowly = Limits(outbox_interval=0.01, bandwidth="0.1 Mbit/s")
+
+    async def fetched(bob: RunningSite, t: int) -> bool:
+        bob.client.deadlines.skip_startup()
+        bob.client.deadlines.start(asyncio.get_running_loop().time())
+        responses = await bob.client.fetch_models(t, state)
+        return "alice" in responses.received
+
+    async def scenario() -> None:
+        async with running(sites["alice"]) as alice:
+            async with running(sites["bob"]) as bob:
+                await meet(alice, bob)
+            for t in (0, 1):
+                await alice.publish(t)
+            deadlines = Deadlines(min=0.5, startup=100.0)
+            async with running(sites["bob"], slowly, deadlines) as bob, asyncio.timeout(50):
+                assert await fetched(bob, 0)
+                for path in alice.outbox.iterdir():
+                    if path.name != HEAD:
+                        path.write_bytes(path.read_bytes()[:-1])
+                assert not await fetched(bob, 1)
 
     asyncio.run(scenario())

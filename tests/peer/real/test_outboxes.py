@@ -1,15 +1,15 @@
-"""Real sites in processes of their own that share only storage."""
+"""Real sites in processes of their own that share only storage, or have other ways besides."""
 
+from collections import Counter
 from pathlib import Path
 
-from real_peers import TINY, Peers, create_sites
+from real_peers import TINY, Peers, check_same_as_simulation, create_sites
+from relay_process import RelayProcess
 
 from dispfl.config import compose
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.local_federation import LOOPBACK, collect_results, free_ports
+from dispfl.peer.local_federation import LOOPBACK, free_ports
 from dispfl.peer.transport.http import Limits
-from dispfl.runs.directory import read_metrics, read_summary
-from dispfl.runs.execute import ExperimentRun
 from dispfl.topology import peer_names
 
 
@@ -47,13 +47,74 @@ def test_sites_that_share_a_folder_and_a_reachable_one_get_the_models_of_the_sim
     finally:
         peers.stop()
 
-    simulation = tmp_path / "simulated"
-    ExperimentRun.create(experiment, simulation).run()
-    collect_results(out)
-    simulated, real = read_summary(simulation), read_summary(out)
-    assert simulated is not None
-    assert real is not None
-    for key in ("weights_sha256", "scores", "busiest", "rounds", "failures"):
-        assert real[key] == simulated[key], key
-    for one, other in zip(read_metrics(out), read_metrics(simulation), strict=True):
-        assert one["links"] == other["links"]
+    check_same_as_simulation(out, experiment)
+
+
+def test_a_direct_a_relayed_and_two_stored_sites_get_the_models_of_the_simulation(
+    tmp_path: Path,
+) -> None:
+    """One federation with all three ways."""
+    names = peer_names(4)
+    direct, relayed, *stored = names
+    overrides = ["topology=full", "peers=4", "rounds=4", "wire.exchange=push"]
+    experiment = compose({}, [*TINY, *overrides])
+    relay = RelayProcess(tmp_path / "relay")
+    [port] = free_ports(1)
+    address = f"{LOOPBACK}:{port}"
+    outboxes = {}
+    for name in stored:
+        (tmp_path / "share" / name).mkdir(parents=True)
+        outboxes[name] = str(tmp_path / "share" / name)
+    ways = {
+        direct: "direct",
+        relayed: relay.address.partition("#")[0],
+        **{name: f"outbox {place}" for name, place in outboxes.items()},
+    }
+    out = tmp_path / "up"
+    sites = create_sites(
+        experiment, out, {direct: (address, address)}, {relayed: [relay.address]}, outboxes
+    )
+    relay.admit(sites)
+    peers = Peers(
+        out, names, Deadlines(min=60.0, startup=240.0), limits=Limits(outbox_interval=0.1)
+    )
+    try:
+        relay.start()
+        peers.start(*names)
+        peers.until(lambda: len(peers.ended()) == len(names))
+        assert set(peers.ended().values()) == {0}
+        for name in names:
+            for other, status in peers.status(name)["peers"].items():
+                assert status["route"] == ways[other]
+    finally:
+        peers.stop()
+        relay.stop()
+    check_same_as_simulation(out, experiment)
+
+
+def test_sites_that_share_a_folder_and_wait_for_nobody_average_each_others_models(
+    tmp_path: Path,
+) -> None:
+    names = peer_names(3)
+    overrides = ["topology=full", "peers=3", "rounds=100000", "wire.exchange=push"]
+    experiment = compose({}, [*TINY, *overrides, "schedule=async"])
+    outboxes = {}
+    for name in names:
+        (tmp_path / "share" / name).mkdir(parents=True)
+        outboxes[name] = str(tmp_path / "share" / name)
+    out = tmp_path / "up"
+    create_sites(experiment, out, {}, outboxes=outboxes)
+    deadlines = Deadlines(min=60.0, startup=240.0)
+    peers = Peers(out, names, deadlines, limits=Limits(outbox_interval=0.1))
+
+    def has_averaged_all_others_twice(name: str) -> bool:
+        received = Counter[str]()
+        for line in peers.rounds(name).values():
+            received.update(line["received"])
+        return all(received[other] >= 2 for other in names if other != name)
+
+    try:
+        peers.start(*names)
+        peers.until(lambda: all(map(has_averaged_all_others_twice, names)), pause=0.5)
+    finally:
+        peers.stop()

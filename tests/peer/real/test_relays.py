@@ -11,56 +11,18 @@ from typing import Any
 
 import pytest
 from namespaces import cable, hosts, ip, require_programs
-from real_peers import TINY, Peers, create_sites, until
+from real_peers import TINY, Peers, check_same_as_simulation, create_sites
+from relay_process import RelayProcess
 
 from dispfl.config import compose
 from dispfl.experiment import Experiment
 from dispfl.peer.deadlines import Deadlines
-from dispfl.peer.local_federation import LOOPBACK, collect_results, free_ports
-from dispfl.peer.run_relay import RelaySettings
-from dispfl.peer.site import Site
-from dispfl.runs.directory import read_metrics, read_summary
-from dispfl.runs.execute import ExperimentRun
+from dispfl.peer.local_federation import LOOPBACK, free_ports
 from dispfl.topology import peer_names
 
-DISPFL = str(Path(sys.executable).with_name("dispfl"))
 NAMES = peer_names(8)
 REACHABLE = NAMES[:2]
 UNREACHABLE = NAMES[2:]
-
-
-class RelayProcess:
-    """A relay as its operator runs it."""
-
-    def __init__(self, folder: Path, listen: str | None = None, namespace: str = "") -> None:
-        self.folder = folder
-        folder.mkdir()
-        (folder / "members").mkdir()
-        self.listen = listen or f"{LOOPBACK}:{free_ports(1)[0]}"
-        self._prefix = ["ip", "netns", "exec", namespace] if namespace else []
-        self.log = folder / "log.txt"
-        settings = RelaySettings(self.listen, [], identity=folder / "identity")
-        self.address = str(settings.address())
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def admit(self, sites: Sequence[Site]) -> None:
-        for site in sites:
-            (self.folder / "members" / f"{site.name}.invite").write_text(str(site.invite()))
-
-    def start(self, *more: str) -> None:
-        arguments = ["relay", "--listen", self.listen, "--members", str(self.folder / "members")]
-        arguments += ["--identity", str(self.folder / "identity"), *more]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._prefix, DISPFL, *arguments], stdout=log, stderr=log
-            )
-        until(lambda: "listening" in self.log.read_text(), self.log.read_text, pause=0.05)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
 
 @pytest.fixture
@@ -89,20 +51,6 @@ def federation(
         yield peers
     finally:
         peers.stop()
-
-
-def check_same_as_simulation(peers: Peers, experiment: Experiment) -> None:
-    simulation = peers.out.with_name("simulated")
-    ExperimentRun.create(experiment, simulation).run()
-    collect_results(peers.out)
-    simulated, real = read_summary(simulation), read_summary(peers.out)
-    assert simulated is not None
-    assert real is not None
-    for key in ("weights_sha256", "scores", "busiest", "rounds", "failures"):
-        assert real[key] == simulated[key], key
-    for one, other in zip(read_metrics(peers.out), read_metrics(simulation), strict=True):
-        assert one["links"] == other["links"]
-        assert one["traffic"] == other["traffic"]
 
 
 def routes(peers: Peers, name: str) -> dict[str, Any]:
@@ -134,7 +82,7 @@ def test_eight_sites_of_which_six_are_unreachable_get_the_models_of_the_simulati
                 if other != name
             }
             assert routes(peers, name) == expected
-        check_same_as_simulation(peers, experiment)
+        check_same_as_simulation(peers.out, experiment, traffic=True)
 
 
 RELAY_HOST = "10.78.99.1"
@@ -213,7 +161,7 @@ def test_sites_that_nothing_can_connect_to_train_by_a_relay_one_of_them_through_
         assert routes(peers, name) == dict.fromkeys(others, by_relay)
     calls = float(re.findall(r"^dispfl_relay_calls_total (.*)$", metrics, re.M)[0])
     assert calls >= 6  # each site calls both others
-    check_same_as_simulation(peers, experiment)
+    check_same_as_simulation(peers.out, experiment, traffic=True)
 
 
 READ_METRICS = """

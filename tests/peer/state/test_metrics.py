@@ -24,6 +24,7 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.metrics import (
     MetricsSettings,
     node_metrics,
+    reach_metrics,
     relay_metrics,
     serve_metrics,
     site_metrics,
@@ -111,6 +112,21 @@ def test_a_site_without_members_is_not_behind() -> None:
     assert samples(asyncio.run(scraped(read)))["dispfl_rounds_behind",] == 0
 
 
+def test_lost_relays_and_a_failing_outbox_are_shown_by_sites_that_have_them() -> None:
+    def shown(relays: dict[str, str | None], outbox: dict[str, Any] | None) -> Any:
+        async def read() -> Any:
+            return reach_metrics(relays, outbox)
+
+        return samples(asyncio.run(scraped(read)))
+
+    relays = {"wss://one": "connection refused", "wss://two": None}
+    values = shown(relays, {"problem": "access is denied"})
+    assert values == {("dispfl_relays_lost",): 1, ("dispfl_outbox_failing",): 1}
+    values = shown({"wss://two": None}, {"problem": None})
+    assert values == {("dispfl_relays_lost",): 0, ("dispfl_outbox_failing",): 0}
+    assert shown({}, None) == {}
+
+
 def test_dashboard_and_alerts_name_metrics_that_exist(tmp_path: Path) -> None:
     async def served() -> str:
         async with RelayWorld.of(tmp_path, "alice").relay() as relay:
@@ -120,7 +136,9 @@ def test_dashboard_and_alerts_name_metrics_that_exist(tmp_path: Path) -> None:
                     tmp_path / "site", SiteInfo(name="alice", listen="127.0.0.1:7600"), {}
                 )
                 machine = await site_metrics(site, {"sent": 1, "received": 2})
-                return [*node_metrics(a_status(), ["bob"]), *machine, *await relay_metrics(relay)]
+                reach = reach_metrics({"wss://relay": None}, {"problem": None})
+                node = node_metrics(a_status(), ["bob"])
+                return [*node, *reach, *machine, *await relay_metrics(relay)]
 
             return await scraped(read)
 

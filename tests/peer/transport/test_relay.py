@@ -358,6 +358,42 @@ def test_a_relay_limits_the_connections_and_the_bytes_of_each_member(
     play(scenario)
 
 
+def test_one_member_cannot_take_all_connections_on_which_another_waits(
+    tmp_path: Path, play: Play
+) -> None:
+    """Mallory calls bob 100 times at once and holds each call; alice is served nevertheless."""
+
+    async def scenario() -> None:
+        world = RelayWorld.of(tmp_path, "alice", "bob", "mallory")
+        async with (
+            world.relay() as relay,
+            world.site("bob", answer),
+            world.site("mallory", own=()) as mallory,
+            world.site("alice", own=()) as alice,
+        ):
+            assert mallory.relays is not None
+            [address] = world.relays
+            bob = world.identities["bob"].fingerprint
+
+            async def call() -> object:
+                assert mallory.relays is not None
+                try:
+                    return await mallory.relays.open(address, Role.CALL, bob)
+                except RelayError as problem:
+                    return problem
+
+            calls = [asyncio.create_task(call()) for _ in range(100)]
+            results = await asyncio.gather(*calls)
+            held = [result for result in results if not isinstance(result, RelayError)]
+            assert 0 < len(held) <= RelayLimits().calls_to_one
+            [refused] = relay.traffic.refused.values()
+            assert refused[Refusal.TOO_MANY_CONNECTIONS] >= 100 - RelayLimits().calls_to_one
+            assert (await alice.request("bob", REQUEST)).body == BODY
+            await asyncio.gather(*(websocket.close() for websocket in held))  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
 def test_a_relay_ends_connections_that_are_idle_or_too_old(tmp_path: Path, play: Play) -> None:
     async def answered(alice: HttpsTransport) -> None:
         """On a busy machine a connection may end before its first request is answered."""

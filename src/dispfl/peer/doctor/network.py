@@ -31,6 +31,7 @@ from dispfl.peer.membership.identity import is_current, server_context
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
+from dispfl.peer.outbox.storage import StorageAccess
 from dispfl.peer.schedule import hours_text, overlap
 from dispfl.peer.setup.local_setup import LocalSetup
 from dispfl.peer.setup.site_config import SiteConfig
@@ -105,7 +106,8 @@ def check_network(
     yield from asyncio.run(relay_findings(site, config, running=running))
     outbox = site.info.outbox
     if outbox is not None:
-        yield asyncio.run(check_outbox(outbox, config.limits))
+        access = StorageAccess(config.limits, ca_bundle=site.info.ca_bundle)
+        yield asyncio.run(check_outbox(outbox, access))
         yield from check_readers(members)
     port, answers = asyncio.run(ask_members(site, setup, config, names, t, running=running))
     yield port

@@ -7,20 +7,19 @@ from dispfl.errors import DispflError
 from dispfl.peer.doctor.findings import Finding, failure, ok, warning
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.outbox.sealing import require_sealing
-from dispfl.peer.outbox.storage import StorageError, open_storage
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.outbox.storage import StorageAccess, StorageError, open_storage
 
 _TEST_BYTES = 1000
 
 
-async def check_outbox(place: str, limits: Limits) -> Finding:
+async def check_outbox(place: str, access: StorageAccess) -> Finding:
     """Store an object in the outbox, read it and delete it, as the node does."""
     name = secrets.token_hex(16)
     content = secrets.token_bytes(_TEST_BYTES)
     step = "nothing can be stored"
     try:
         require_sealing()
-        storage = open_storage(place, limits)
+        storage = open_storage(place, access)
         await storage.write(name, content)
         step = "what was stored cannot be read"
         stored = await storage.read(name, _TEST_BYTES)

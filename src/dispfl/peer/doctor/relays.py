@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import AsyncIterator
 from urllib.request import getproxies
 
@@ -10,9 +11,10 @@ from yarl import URL
 
 from dispfl.peer.doctor.findings import Finding, failure, ok, warning
 from dispfl.peer.membership.address import RelayAddress
+from dispfl.peer.membership.identity import Identity, client_context
 from dispfl.peer.site import Site
 from dispfl.peer.transport.http import Limits
-from dispfl.peer.transport.relay_client import RelayClient, RelayError
+from dispfl.peer.transport.relay_client import RelayClient, RelayError, until_called
 from dispfl.peer.transport.relay_protocol import Role
 
 ECHO_SECONDS = 10.0
@@ -34,7 +36,7 @@ async def check_relays(site: Site, limits: Limits, *, running: bool) -> AsyncIte
             may_connect=site.info.may_connect,
         )
         try:
-            yield await _check_relay(client, relay, site.identity.fingerprint, running=running)
+            yield await _check_relay(client, relay, site.identity, running=running)
         finally:
             await client.close()
 
@@ -56,24 +58,39 @@ def check_proxy() -> Finding:
 
 
 async def _check_relay(
-    client: RelayClient, relay: RelayAddress, fingerprint: str, *, running: bool
+    client: RelayClient, relay: RelayAddress, identity: Identity, *, running: bool
 ) -> Finding:
     place = f"wss://{relay.address}"
     try:
         if running:
-            websocket = await client.open(relay, Role.CALL, fingerprint)
-            await websocket.close()
+            await _call_node(client, relay, identity)
             return ok("relay", f"{place} connects others with this site's node")
-        await _call_ourselves(client, relay, fingerprint)
+        await _call_ourselves(client, relay, identity.fingerprint)
     except RelayError as problem:
         if running and not problem.advice:
             text = f"{place} does not connect others with this site's node: {problem}"
             return warning("relay", text, "Normal while it starts; otherwise read its log.")
         return failure("relay", f"{place}: {problem}", problem.advice)
+    except ssl.SSLError:
+        text = f"{place} connects callers of this site with another one, or changes their bytes"
+        return failure("relay", text, "Tell its owner, and use another relay meanwhile.")
     except (TimeoutError, aiohttp.ClientError, OSError):
         text = f"{place} accepts this site, but passes no bytes on"
         return failure("relay", text, "Tell its owner, and use another relay meanwhile.")
     return ok("relay", f"{place} connects this site with itself, both ways")
+
+
+async def _call_node(client: RelayClient, relay: RelayAddress, identity: Identity) -> None:
+    """Call this site's running node, and let it prove its key through the relay.
+
+    That takes bytes in both directions. The node then refuses the connection: a site is no member
+    of its own list.
+    """
+    connection = await client.call(relay, identity.fingerprint)
+    tls = client_context(identity, [identity.certificate])
+    async with asyncio.timeout(ECHO_SECONDS):
+        _, writer = await asyncio.open_connection(sock=connection, ssl=tls, server_hostname="")
+    writer.transport.abort()
 
 
 async def _call_ourselves(client: RelayClient, relay: RelayAddress, fingerprint: str) -> None:
@@ -90,6 +107,8 @@ async def _call_ourselves(client: RelayClient, relay: RelayAddress, fingerprint:
             async with asyncio.timeout(ECHO_SECONDS):
                 sent = secrets.token_bytes(_ECHO_BYTES)
                 await caller.send_bytes(sent)
+                if not await until_called(called):
+                    raise TimeoutError
                 await called.send_bytes(await called.receive_bytes())
                 if await caller.receive_bytes() != sent:
                     raise TimeoutError
@@ -103,7 +122,7 @@ async def _call_ourselves(client: RelayClient, relay: RelayAddress, fingerprint:
 
 async def _was_called(websocket: aiohttp.ClientWebSocketResponse) -> bool:
     try:
-        message = await websocket.receive(timeout=ECHO_SECONDS)
+        async with asyncio.timeout(ECHO_SECONDS):
+            return await until_called(websocket)
     except TimeoutError:
         return False
-    return message.type == aiohttp.WSMsgType.BINARY

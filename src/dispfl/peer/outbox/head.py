@@ -35,6 +35,7 @@ MAX_ENTRIES = 64
 """Models in one outbox."""
 _VERSION = 1
 _FIELDS = {"version", "record", "salt", "recipients", "content", "signature"}
+_ABOUT = ("current_round", "privacy", "hours")
 _PURPOSE = b"dispfl outbox head 1\n"
 _SALT_BYTES = 16
 _NAME_BYTES = 16
@@ -112,7 +113,9 @@ class HeadContent:
     serial: int
     """Counts the versions of a head, and never goes back."""
     about: dict[str, JSON]
-    """What the owner says of itself: its round and its privacy."""
+    """What the owner says of itself: its round, its privacy and its hours."""
+    wakes_at: int | None
+    """If it sleeps outside of its hours: until when, in seconds since 1970."""
     joining: bool
     """Whether it has no model of its current round."""
     sync: StoredRef
@@ -123,15 +126,23 @@ class HeadContent:
     def parse(cls, text: bytes) -> "HeadContent":
         """Parse the decrypted content; raise ValueError."""
         fields = json.loads(text)
+        wakes_at = fields["wakes_at"]
+        if wakes_at is not None:
+            whole_number("wake-up time", wakes_at, 0, _MAX_NUMBER)
         content = cls(
             serial=whole_number("serial", fields["serial"], 0, _MAX_NUMBER),
-            about={name: fields["about"].get(name) for name in ("current_round", "privacy")},
+            about={name: fields["about"].get(name) for name in _ABOUT},
+            wakes_at=wakes_at,
             joining=fields["joining"] is True,
             sync=StoredRef.parse(fields["sync"]),
             models=tuple(map(StoredModel.parse, fields["models"][:MAX_ENTRIES])),
         )
         whole_number("current round", content.about.get("current_round"), 0, _MAX_NUMBER)
         return content
+
+    def asleep_for(self, now: float) -> float:
+        """Seconds that the owner still sleeps, by a clock that shows seconds since 1970."""
+        return 0.0 if self.wakes_at is None else max(0.0, self.wakes_at - now)
 
 
 def write_head(

@@ -1,6 +1,7 @@
 """Answers requests to a member from its outbox: the same responses as the member's own server.
 
-A model is there or not yet ("wait"), or no longer ("stale"); a sync is answered from the member
+A model is there or not yet ("wait"), or no longer ("stale"). What a site that sleeps has stored is
+there, too; more will not be there before it wakes up ("asleep"). A sync is answered from the member
 list that the owner has stored. What a storage may do wrong is refused by name and counted; the
 newest good head that was seen stays in force, and a bad object is read again at the next request.
 """
@@ -8,6 +9,7 @@ newest good head that was seen stays in force, and a bad object is read again at
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,10 +30,16 @@ from dispfl.peer.outbox.head import (
     StoredRef,
 )
 from dispfl.peer.outbox.sealing import SealingKey, encrypted_size
-from dispfl.peer.outbox.storage import MissingError, Storage, StorageError, open_storage
+from dispfl.peer.outbox.storage import (
+    MissingError,
+    Storage,
+    StorageAccess,
+    StorageError,
+    open_storage,
+)
 from dispfl.peer.setup.spec import fixed_entries, spec_difference
+from dispfl.peer.state.log import shortened
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
-from dispfl.peer.transport.http import Limits
 from dispfl.wire.refusals import Refusal, RefusalCounter, refuse
 
 MAX_SYNC_BYTES = 2 * MAX_ROSTER_BYTES
@@ -54,6 +62,16 @@ class OutboxMembership(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """Why the newest head of a member is not used."""
+
+    text: str = ""
+    """Empty if it is used."""
+    refusal: str | None = None
+    """Its name; None if it is usual."""
+
+
 @dataclass
 class _Member:
     """What was read of one member's outbox."""
@@ -66,8 +84,15 @@ class _Member:
     """The tag of the head that was read last, good or bad."""
     next_look: float = 0.0
     """When to look for a newer head, by the event loop's clock."""
-    problem: str = ""
-    """What was wrong with the newest head."""
+    fault: _Problem = _Problem()
+    """What is wrong with the head of this tag."""
+    problem: _Problem = _Problem()
+    """Its fault, or why a newer one cannot be read."""
+    lacks_model: bool = False
+    """Whether this head had no model for the last request: from an owner that sleeps there will be
+    none before it wakes up."""
+    object_refusal: str | None = None
+    """Why the object that was read last was refused; None if it was not."""
     sync: tuple[StoredRef, dict[str, Any], Offer] | None = None
     """The stored member list that was read last."""
 
@@ -80,19 +105,21 @@ class OutboxReader:
         name: str,
         membership: OutboxMembership,
         key: SealingKey | None,
-        limits: Limits,
+        access: StorageAccess,
         max_model: int,
         seen: dict[str, int],
         refused: RefusalCounter,
     ) -> None:
         self.name = name
-        self.log: Callable[[str, str, str], None] = lambda peer, reason, detail: None
-        """Logs what was refused of a member's outbox."""
+        self.log: Callable[[str, str | None, str], None] = lambda peer, reason, detail: None
+        """Logs when a member's heads or objects begin to be refused, and, without a reason, when
+        that of heads ends."""
         self.save_seen: Callable[[], None] = lambda: None
         """Saves the serials of heads; the doctor, beside whom a node may run, does not."""
         self._membership = membership
         self._key = key
-        self._limits = limits
+        self._access = access
+        self._interval = access.limits.outbox_interval
         self._max_model = encrypted_size(max_model)
         self._seen = seen
         self._refused = refused
@@ -102,6 +129,13 @@ class OutboxReader:
     def place(self, peer: str) -> str | None:
         """Where the outbox of a member is; None if it has none."""
         return self._membership.outbox(peer)
+
+    def problem(self, peer: str) -> str | None:
+        """Why an older head of a member is used instead of the newest; None if it is not."""
+        member = self._members.get(peer)
+        if member is None or member.head is None or member.problem.refusal is None:
+            return None
+        return shortened(member.problem.text)
 
     def forget(self, peer: str) -> None:
         """Forget what was read of a revoked member."""
@@ -120,7 +154,7 @@ class OutboxReader:
         if request.kind == "model" and "spare_place" not in request.header:
             return await self._answer_model(peer, member, content, request)
         # An outbox does not know who chooses its owner, or which of its places are free.
-        return Response({"status": "declined", **content.about})
+        return Response({"status": "declined", **_about(member, content)})
 
     def _open(self, peer: str) -> _Member:
         place = self.place(peer)
@@ -134,7 +168,7 @@ class OutboxReader:
         member = self._members.get(peer)
         if member is None or member.place != place:
             try:
-                member = _Member(place, open_storage(place, self._limits))
+                member = _Member(place, open_storage(place, self._access))
             except DispflError as problem:
                 raise Unreachable(peer, str(problem).rstrip(".")) from None
             self._members[peer] = member
@@ -152,43 +186,49 @@ class OutboxReader:
             await asyncio.sleep(max(0.0, member.next_look - clock()))
         async with member.lock:
             if clock() >= member.next_look:
-                interval = self._limits.outbox_interval * (0.5 + self._rng.random())
-                await self._look(peer, member)
+                interval = self._interval * (0.5 + self._rng.random())
+                had_head = member.head is not None
+                problem = await self._look(peer, member)
+                if had_head and problem.refusal != member.problem.refusal:
+                    self.log(peer, problem.refusal, problem.text)
+                member.problem = problem
                 member.next_look = clock() + interval
         if member.head is None:
-            raise Unreachable(peer, member.problem)
+            raise Unreachable(peer, member.problem.text)
         return member.head
 
-    async def _look(self, peer: str, member: _Member) -> None:
+    async def _look(self, peer: str, member: _Member) -> _Problem:
         """Read the head, unless it is unchanged; keep the last good one if it is bad."""
         try:
             stored = await member.storage.read(HEAD, MAX_HEAD_BYTES, member.tag)
         except MissingError as problem:
-            if member.head is not None:
-                self._refuse(peer, Refusal.MISSING_OBJECT, f"The head is gone: {problem}.")
-            member.problem = f"has stored nothing in its outbox yet ({problem})"
-            return
+            if member.head is None:
+                return _Problem(f"has stored nothing in its outbox yet ({problem})")
+            self._refused.add(peer, Refusal.MISSING_OBJECT)
+            return _Problem(f"the head of its outbox is gone: {problem}", Refusal.MISSING_OBJECT)
         except StorageError as problem:
-            member.problem = f"its outbox cannot be read: {problem}"
-            return
+            self._refused.add(peer, Refusal.DAMAGED_OBJECT)
+            return _Problem(f"its outbox cannot be read: {problem}", Refusal.DAMAGED_OBJECT)
         if stored is None:
-            return
+            return member.fault
         try:
             content = await asyncio.to_thread(self._verify, peer, stored.content)
         except (MessageError, Refused) as problem:
             reason = problem.refusal if isinstance(problem, MessageError) else problem.reason
-            member.problem = str(problem).rstrip(".")
-            if reason == Refusal.NOT_A_RECIPIENT:  # usual until both have read each other's key
-                self._refused.add(peer, reason)
-            else:
+            self._refused.add(peer, reason)
+            fault = _Problem(str(problem).rstrip("."), reason)
+            if reason != Refusal.NOT_A_RECIPIENT:  # that may end without another head
                 member.tag = stored.tag
-                self._refuse(peer, reason, str(problem))
-            return
+                member.fault = fault
+            return fault
         if content.serial > self._seen.get(peer, 0):
             self._seen[peer] = content.serial
             self.save_seen()  # before the head is used: a killed process refuses older ones, too
         member.head = content
         member.tag = stored.tag
+        member.fault = _Problem()
+        member.lacks_model = False
+        return member.fault
 
     def _verify(self, peer: str, raw: bytes) -> HeadContent:
         """Check whose head it is, decrypt it, and refuse one from before; on a thread."""
@@ -229,11 +269,13 @@ class OutboxReader:
             assert stored is not None
             return await asyncio.to_thread(ref.open, stored.content)
         except MessageError as problem:
-            self._refuse(peer, problem.refusal, str(problem))
+            self._refuse(peer, member, problem.refusal, str(problem))
         except MissingError as problem:
-            self._refuse(peer, Refusal.MISSING_OBJECT, f"The object is not there: {problem}.")
+            detail = f"The object is not there: {problem}."
+            self._refuse(peer, member, Refusal.MISSING_OBJECT, detail)
         except StorageError as problem:
-            self._refuse(peer, Refusal.DAMAGED_OBJECT, f"The object cannot be read: {problem}.")
+            detail = f"The object cannot be read: {problem}."
+            self._refuse(peer, member, Refusal.DAMAGED_OBJECT, detail)
         member.next_look = 0.0  # the owner may have replaced it meanwhile
         return None
 
@@ -243,23 +285,29 @@ class OutboxReader:
         t = request.header.get("round")
         current_round = content.about["current_round"]
         assert isinstance(current_round, int)
+        is_past = isinstance(t, int) and t < current_round
+        is_joining = isinstance(t, int) and t <= current_round and content.joining
         model = _model(content, t)
         if "newer_than" in request.header:
+            is_past = False
+            is_joining = False
             model = _newest(content, request.header["newer_than"])
-            if model is None:
-                return Response({"status": "wait", **content.about})
+        member.lacks_model = model is None and not is_past
+        about = _about(member, content)
         if model is None:
-            is_past = isinstance(t, int) and t < current_round
-            if isinstance(t, int) and t <= current_round and content.joining:
+            if is_joining:
                 raise Refused(Refusal.JOINING, f"{peer} has just joined and has no model yet.")
-            return Response({"status": "stale" if is_past else "wait", **content.about})
+            status = "asleep" if "asleep_for" in about else "wait"
+            return Response({"status": "stale" if is_past else status, **about})
         if model.spec != request.header.get("spec"):
             message = f"{peer} and {self.name} have different federation specs in round {t}."
             raise Refused(Refusal.SPEC_MISMATCH, message)
+        request.on_transfer()
         frame = await self._read(peer, member, model.object, self._max_model)
         if frame is None:
-            await asyncio.sleep(self._limits.outbox_interval * self._rng.random())
-            return Response({"status": "wait", **content.about})
+            await asyncio.sleep(self._interval * self._rng.random())
+            return Response({"status": "wait", **about})
+        member.object_refusal = None
         nonce = request.header.get("nonce")
         header: dict[str, JSON] = {
             "status": "model",
@@ -267,7 +315,7 @@ class OutboxReader:
             "nonce": nonce,
             "values": model.values,
         }
-        return Response({**content.about, **header}, frame)
+        return Response({**about, **header}, frame)
 
     async def _answer_sync(
         self, peer: str, member: _Member, content: HeadContent, request: Request
@@ -281,16 +329,18 @@ class OutboxReader:
                 fields, offer = await asyncio.to_thread(_read_offer, text)
             except (ValueError, KeyError, TypeError, DispflError, RecursionError) as problem:
                 detail = f"The stored member list of {peer} cannot be read: {str(problem)[:200]}"
-                self._refuse(peer, Refusal.MALFORMED, detail)
+                self._refuse(peer, member, Refusal.MALFORMED, detail)
                 raise Refused(Refusal.MALFORMED, detail) from None
             member.sync = (content.sync, fields, offer)
+            member.object_refusal = None
         _, fields, offer = member.sync
         difference = self._spec_difference(peer, request, fields)
         if difference:
             message = f"{self.name} cannot take part with {peer}: {difference}"
             raise Refused(Refusal.SPEC_MISMATCH, message)
         body = offer.answer(SyncMessage.read(request.body))
-        header = {"spec": fields["spec"], "spec_version": fields["spec_version"], **content.about}
+        about = _about(member, content)
+        header = {"spec": fields["spec"], "spec_version": fields["spec_version"], **about}
         return Response(header, body)
 
     def _spec_difference(self, peer: str, request: Request, fields: dict[str, Any]) -> str | None:
@@ -302,10 +352,24 @@ class OutboxReader:
             spec = fixed_entries(spec)
         return spec_difference(own_spec, spec, f"at {self.name}", f"at {peer}")
 
-    def _refuse(self, peer: str, reason: str, message: str) -> None:
-        """Count and log it. The member is not banned: its storage may be to blame."""
+    def _refuse(self, peer: str, member: _Member, reason: str, message: str) -> None:
+        """Count it, and log it once. The member is not banned: its storage may be to blame."""
         self._refused.add(peer, reason)
-        self.log(peer, reason, message)
+        if reason != member.object_refusal:
+            self.log(peer, reason, message)
+        member.object_refusal = reason
+
+
+def _about(member: _Member, content: HeadContent) -> dict[str, JSON]:
+    """What a response says of the owner.
+
+    That it sleeps only matters to a reader that needs more than what is stored.
+    """
+    about = dict(content.about)
+    seconds = content.asleep_for(time.time())
+    if seconds > 0 and member.lacks_model:
+        about["asleep_for"] = round(seconds, 1)
+    return about
 
 
 def _has(content: HeadContent, t: int) -> bool:

@@ -46,7 +46,7 @@ def require_sealing() -> None:
     """Refuse a version of `cryptography` without HPKE."""
     if not can_seal():
         raise ConfigError(
-            "An outbox needs cryptography 47 or later (HPKE): pip install 'dispfl[outbox]'.",
+            "An outbox needs cryptography 47 or later (HPKE): pip install 'cryptography>=47'.",
             key="outbox",
         )
 

@@ -10,8 +10,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from dispfl.errors import DispflError
 from dispfl.extras import require
 from dispfl.files import open_regular, write_atomically
-from dispfl.peer.transport.http import Limits, os_error_text
+from dispfl.peer.transport.bandwidth import MODEL, Bandwidth
+from dispfl.peer.transport.http import ByteCounter, Limits, os_error_text
 
 if TYPE_CHECKING:
     from obstore import GetOptions
+    from obstore.store import ClientConfig
 
 T = TypeVar("T")
-_CHUNK_BYTES = 1024 * 1024
 _RETRIES = 2
 _RETRY_TIME = timedelta(seconds=10)
-_UPLOAD_TIME = timedelta(hours=1)
-"""The longest that one request to a bucket may take; a large object is sent in several."""
+_REQUEST_TIME = timedelta(days=1)
+"""The longest that one request to a bucket may take."""
 _EXIT_SECONDS = 0.5
 """For obstore's threads, when the process ends."""
 
@@ -72,11 +73,23 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(place: str, limits: Limits) -> Storage:
+@dataclass
+class StorageAccess:
+    """How a site accesses all outboxes, its own and those of others."""
+
+    limits: Limits
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    """Shared with all other transfers of the site."""
+    counter: ByteCounter = field(default_factory=ByteCounter)
+    ca_bundle: str | None = None
+    """A file of authorities that a bucket's certificate may have, besides those of the system."""
+
+
+def open_storage(place: str, access: StorageAccess) -> Storage:
     """Open an outbox by its address, which `parse_outbox` has checked."""
     if place.startswith("/"):
-        return FolderStorage(Path(place), limits)
-    return BucketStorage(place, limits)
+        return FolderStorage(Path(place), access)
+    return BucketStorage(place, access)
 
 
 def _too_long(name: str, limit: int) -> StorageError:
@@ -89,15 +102,19 @@ class FolderStorage:
     A mount that hangs blocks that thread and nothing else.
     """
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, access: StorageAccess) -> None:
         self._folder = folder
-        self._patience = limits.stall_timeout
+        self._counter = access.counter
+        self._bandwidth = access.bandwidth
+        self._patience = access.limits.stall_timeout
         self._lock = asyncio.Lock()
         self._last_access: asyncio.Future[Any] | None = None
         self._progress = 0
 
     async def read(self, name: str, limit: int, unless: str | None = None) -> StoredObject | None:
         """Return an object, unless it is unchanged."""
+        throttle = self._bandwidth.receiving(MODEL)
+        clock = asyncio.get_running_loop().time
 
         def read() -> StoredObject | None:
             with open_regular(self._folder / name) as file:
@@ -106,17 +123,29 @@ class FolderStorage:
                 if tag == unless:
                     return None
                 content = bytearray()
-                while chunk := file.read(_CHUNK_BYTES):
+                while chunk := file.read(throttle.limit.turn):
                     content += chunk
+                    time.sleep(throttle.limit.reserve(len(chunk), clock()))
                     self._progress += 1
                     if len(content) > limit:
                         raise _too_long(name, limit)
             return StoredObject(bytes(content), tag)
 
-        return await self._on_thread(read)
+        stored = await self._on_thread(read)
+        if stored is not None:
+            self._counter.received += len(stored.content)
+        return stored
 
     async def write(self, name: str, content: bytes) -> None:
         """Write a temporary file and rename it."""
+        throttle = self._bandwidth.sending(MODEL)
+        clock = asyncio.get_running_loop().time
+
+        def chunks() -> Iterator[memoryview]:
+            for chunk in _chunks(content, throttle.limit.turn):
+                time.sleep(throttle.limit.reserve(len(chunk), clock()))
+                self._progress += 1
+                yield chunk
 
         def write() -> None:
             # Not created: a folder on a share that is not mounted would be one on this disk.
@@ -124,19 +153,14 @@ class FolderStorage:
                 raise StorageError(
                     f"there is no folder {self._folder}", "Mount the share, or create the folder."
                 )
-            write_atomically(self._folder / name, self._chunks(content))
+            write_atomically(self._folder / name, chunks())
 
         await self._on_thread(write)
+        self._counter.sent += len(content)
 
     async def delete(self, name: str) -> None:
         """Delete a file."""
         await self._on_thread(lambda: (self._folder / name).unlink(missing_ok=True))
-
-    def _chunks(self, content: bytes) -> Iterator[memoryview]:
-        view = memoryview(content)
-        for start in range(0, len(view), _CHUNK_BYTES):
-            self._progress += 1
-            yield view[start : start + _CHUNK_BYTES]
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run one access, after the one before; give up when it makes no progress."""
@@ -168,6 +192,12 @@ class FolderStorage:
                 )
 
 
+def _chunks(content: bytes, size: int) -> Iterator[memoryview]:
+    view = memoryview(content)
+    for start in range(0, len(view), size):
+        yield view[start : start + size]
+
+
 def _start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
     """Run work on a daemon thread, which may hang without keeping the process from ending."""
     loop = asyncio.get_running_loop()
@@ -197,7 +227,7 @@ def _start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 class BucketStorage:
     """An outbox in a bucket. Credentials come from the environment, as obstore reads them."""
 
-    def __init__(self, place: str, limits: Limits) -> None:
+    def __init__(self, place: str, access: StorageAccess) -> None:
         require("outbox", f"An outbox at {place}", "obstore")
         import obstore
         from obstore.store import from_url
@@ -206,19 +236,25 @@ class BucketStorage:
         # interpreter while it shuts down, the process is aborted. Registered once.
         atexit.unregister(_wait_for_threads)
         atexit.register(_wait_for_threads)
+        limits = access.limits
         self._place = place
+        self._counter = access.counter
+        self._bandwidth = access.bandwidth
         self._patience = limits.stall_timeout
         self._min_rate = max(1.0, limits.min_rate)
         self._obstore = obstore
+        client_options: ClientConfig = {
+            "connect_timeout": timedelta(seconds=limits.connect_timeout),
+            "read_timeout": timedelta(seconds=limits.stall_timeout),
+            "timeout": _REQUEST_TIME,
+            "allow_http": True,  # only of an endpoint that the operator has set
+        }
+        if access.ca_bundle is not None:
+            client_options["root_certificate"] = _read_authorities(access.ca_bundle)
         with self._plain_errors():
             self._store = from_url(
                 place,
-                client_options={
-                    "connect_timeout": timedelta(seconds=limits.connect_timeout),
-                    "read_timeout": timedelta(seconds=limits.stall_timeout),
-                    "timeout": _UPLOAD_TIME,
-                    "allow_http": True,  # only of an endpoint that the operator has set
-                },
+                client_options=client_options,
                 retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIME},
             )
 
@@ -236,22 +272,39 @@ class BucketStorage:
             if result.meta["size"] > limit:
                 raise _too_long(name, limit)
             content = bytearray()
-            chunks = aiter(result.stream(_CHUNK_BYTES))
+            throttle = self._bandwidth.receiving(MODEL)
+            chunks = aiter(result.stream(throttle.limit.turn))
             while True:
                 async with asyncio.timeout(self._patience):
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     break
                 content += memoryview(chunk)
+                self._counter.received += len(chunk)
+                await throttle.take(len(chunk))
                 if len(content) > limit:
                     raise _too_long(name, limit)
             return StoredObject(bytes(content), result.meta["e_tag"] or "")
 
     async def write(self, name: str, content: bytes) -> None:
         """Upload an object, a large one in parts."""
+        loop = asyncio.get_running_loop()
+        throttle = self._bandwidth.sending(MODEL)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for chunk in _chunks(content, throttle.limit.turn):
+                asked_at = loop.time()
+                await throttle.take(len(chunk))
+                end = timeout.when()
+                assert end is not None
+                timeout.reschedule(end + loop.time() - asked_at)  # a turn may take long
+                yield bytes(chunk)
+
         with self._plain_errors():
-            async with asyncio.timeout(self._patience + len(content) / self._min_rate):
-                await self._obstore.put_async(self._store, name, content)
+            async with asyncio.timeout(self._patience + len(content) / self._min_rate) as timeout:
+                upload = content if throttle.limit.rate is None else chunks()
+                await self._obstore.put_async(self._store, name, upload)
+        self._counter.sent += len(content)
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
@@ -275,8 +328,21 @@ class BucketStorage:
                 "Check the credentials in the environment, and the bucket's policy.",
             ) from None
         except (BaseError, OSError, ValueError) as problem:
-            advice = "Check its name, the environment (region, endpoint) and the network."
+            advice = (
+                "Check its name, the environment (region, endpoint) and the network; if a proxy"
+                " inspects TLS, set ca_bundle in site.toml to the certificate of its authority."
+            )
             raise StorageError(f"{self._place}: {_first_line(problem)}", advice) from None
+
+
+def _read_authorities(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as problem:
+        raise StorageError(
+            f"ca_bundle of site.toml, {file}, cannot be read: {os_error_text(problem)}",
+            "It must be a PEM file of certificates.",
+        ) from None
 
 
 def _wait_for_threads() -> None:

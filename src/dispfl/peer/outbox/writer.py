@@ -17,8 +17,7 @@ from dispfl.peer.outbox.head import HEAD, HeadContent, StoredModel, StoredRef, w
 from dispfl.peer.outbox.reader import stored_offer
 from dispfl.peer.outbox.sealing import require_sealing
 from dispfl.peer.outbox.state import OutboxState
-from dispfl.peer.outbox.storage import Storage, open_storage
-from dispfl.peer.transport.http import Limits
+from dispfl.peer.outbox.storage import Storage, StorageAccess, open_storage
 from dispfl.round.exchange import encode_model
 
 if TYPE_CHECKING:
@@ -65,14 +64,19 @@ class OutboxWriter:
 
     @classmethod
     def of_site(
-        cls, site: "Site", ctx: NodeContext, state: OutboxState, limits: Limits
+        cls,
+        site: "Site",
+        ctx: NodeContext,
+        state: OutboxState,
+        access: StorageAccess,
     ) -> "OutboxWriter | None":
         """The writer of a site; None if it has no outbox."""
         place = site.info.outbox
         if place is None:
             return None
         require_sealing()
-        return cls(place, open_storage(place, limits), site.identity, ctx, state, site)
+        storage = open_storage(place, access)
+        return cls(place, storage, site.identity, ctx, state, site)
 
     def status(self) -> dict[str, Any]:
         """Where the outbox is, how far it is, and what is wrong with it."""
@@ -114,7 +118,9 @@ class OutboxWriter:
 
     async def update(self) -> None:
         """Store new models and a changed member list, then the head."""
-        for t, model in self._ctx.published.models().items():
+        published_models = self._ctx.published.models()
+        self._drop_reopened_models(published_models)
+        for t, model in published_models.items():
             if self._stored.get(t) is not model:
                 await self._store_model(t, model)
         self._drop_old_models()
@@ -139,6 +145,14 @@ class OutboxWriter:
         spec = ctx.versions.at(t).digest
         self._state.models[t] = StoredModel(t, spec, model.values.numel(), ref)
         self._stored[t] = model
+
+    def _drop_reopened_models(self, published_models: Mapping[int, PackedModel]) -> None:
+        """Drop models of rounds after the published ones: a site that was reopened has gone back
+        before them, or one that was killed had not saved them."""
+        newest = max(published_models, default=None)
+        for t in sorted(self._state.models):
+            if newest is not None and t > newest:
+                self._state.garbage.append(self._state.models.pop(t).object.name)
 
     def _drop_old_models(self) -> None:
         for t in sorted(self._state.models)[:-KEEP_ROUNDS]:
@@ -172,21 +186,24 @@ class OutboxWriter:
         recipients = self._recipients()
         models = tuple(self._state.models[t] for t in sorted(self._state.models))
         about = ctx.about_us()
+        about.pop("asleep_for", None)  # it changes all the time: the head says when that ends
+        wakes_at = ctx.schedule.wakes_at()
         assert record is not None
         assert self._sync is not None
-        facts = (record.digest, recipients, models, self._sync, about, ctx.joining)
+        facts = (record.digest, recipients, models, self._sync, about, wakes_at, ctx.joining)
         if facts == self._facts:
             return
         serial = self._state.next_serial()
         self._state.save()
-        content = HeadContent(serial, about, ctx.joining, self._sync, models)
+        content = HeadContent(serial, about, wakes_at, ctx.joining, self._sync, models)
         head = await ctx.compute(
             lambda: write_head(self._identity, record, recipients.values(), content)
         )
         await self._storage.write(HEAD, head)
         self._facts = facts
         for t in self._stored:
-            ctx.published.mark_stored(t)
+            for receiver in ctx.published.mark_stored(t):
+                ctx.status.peers[receiver].sent_bytes += self._state.models[t].object.size
 
     def _recipients(self) -> Mapping[str, str]:
         """The sealing keys of the accepted members, by name."""

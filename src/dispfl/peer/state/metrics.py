@@ -13,7 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
@@ -123,20 +123,40 @@ async def site_metrics(site: "Site", traffic: Mapping[str, int]) -> "list[Metric
     from prometheus_client.core import InfoMetricFamily
 
     usage = await asyncio.to_thread(shutil.disk_usage, site.folder)  # a disk may take long
-    certificate_end = site.identity.certificate.not_valid_after_utc
-    days_left = (certificate_end - datetime.datetime.now(datetime.UTC)) / _DAY
+    days_left = _days_until(site.identity.certificate.not_valid_after_utc)
     about = {"site": site.name, "federation": site.info.federation, "version": version("dispfl")}
     return [
         InfoMetricFamily("dispfl_site", "The site and its software.", about),
-        _by_label("counter", "network_bytes", "Bytes on the sockets.", "direction", traffic),
+        _by_label(
+            "counter",
+            "network_bytes",
+            "Bytes on the sockets and of outboxes.",
+            "direction",
+            traffic,
+        ),
         _gauge("certificate_days_left", "Days until the site's certificate ends.", days_left),
         _gauge("disk_free_bytes", "Free space for the site's folder.", usage.free),
+    ]
+
+
+def reach_metrics(
+    relay_problems: Mapping[str, str | None], outbox: Mapping[str, Any] | None
+) -> "list[Metric]":
+    """Whether others reach a site by its relays and by its outbox, as far as it has these."""
+    relays_lost = None
+    if relay_problems:
+        relays_lost = sum(problem is not None for problem in relay_problems.values())
+    outbox_failing = None if outbox is None else float(outbox["problem"] is not None)
+    return [
+        _gauge("relays_lost", "Own relays by which nobody reaches the site.", relays_lost),
+        _gauge("outbox_failing", "1: the newest state is not stored.", outbox_failing),
     ]
 
 
 async def relay_metrics(relay: "Relay") -> "list[Metric]":
     """The figures of a relay."""
     counters = relay.counters
+    days_left = _days_until(relay.certificate.ends)
     return [
         _gauge("relay_members", "Members that may use the relay.", len(relay.admitted)),
         _gauge("relay_parked", "Connections on which sites wait for calls.", counters.parked),
@@ -145,7 +165,12 @@ async def relay_metrics(relay: "Relay") -> "list[Metric]":
         _counter("relay_missed_calls", "Calls of absent sites.", counters.missed_calls),
         _counter("relay_passed_on_bytes", "Bytes that were passed on.", counters.passed_on),
         _refusals("relay_refusals", relay.traffic.refused),
+        _gauge("relay_certificate_days_left", "Days until its certificate ends.", days_left),
     ]
+
+
+def _days_until(end: datetime.datetime) -> float:
+    return (end - datetime.datetime.now(datetime.UTC)) / _DAY
 
 
 def _gauge(name: str, text: str, value: float | None) -> "Metric":

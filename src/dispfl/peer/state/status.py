@@ -33,6 +33,8 @@ class PeerStatus:
     """When its last request arrived, by the same clock: then it could reach us."""
     route: str | None = None
     """How our last request reached it: "direct", the address of a relay, or "outbox PLACE"."""
+    outbox_problem: str | None = None
+    """Why an older state of its outbox is used instead of the newest; None if it is not."""
     replies: int = 0
     """Responses to our requests, of any kind."""
     answered: int = 0
@@ -44,7 +46,7 @@ class PeerStatus:
     received_bytes: int = 0
     """Message bodies received from it."""
     sent_bytes: int = 0
-    """Message bodies sent to it."""
+    """Message bodies sent to it, or stored for it in our outbox."""
     latencies: list[float] = field(default_factory=list)
     """Seconds that it took to answer our last requests for models, oldest first."""
     slow: bool = False

@@ -63,6 +63,13 @@ def status_notes(status: "SiteStatus") -> list[str]:
             notes.append(f"Relay {relay}: {problem or 'others reach this site by it'}.")
     if node.get("outbox"):
         notes.append(outbox_text(node["outbox"]))
+    if status.running:
+        for name, peer in (node.get("peers") or {}).items():
+            if peer.get("outbox_problem"):
+                notes.append(
+                    f"Outbox of {name}: {peer['outbox_problem']}; what was read before is used"
+                    " meanwhile."
+                )
     if node.get("epsilon") is not None:
         notes.append(f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     if node.get("protection"):

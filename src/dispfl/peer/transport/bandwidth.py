@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from dataclasses import dataclass, field
 
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?) *([kMG]?)(bit|B)/s")
@@ -11,6 +12,8 @@ MIN_RATE = 12_500.0
 as fast as `Limits.min_rate` demands."""
 _TURNS_PER_SECOND = 20
 _MIN_TURN = 4 * 1024
+MODEL = "model"
+"""The kind of requests whose transfers are limited."""
 MAX_TURN = 256 * 1024
 """Bytes of a turn where the rate is high, or not limited."""
 
@@ -41,13 +44,18 @@ class RateLimit:
             fair_turn = int(bytes_per_second / _TURNS_PER_SECOND)
             self.turn = min(MAX_TURN, max(_MIN_TURN, fair_turn))
         self._free_at = 0.0
+        self._lock = threading.Lock()
 
     def reserve(self, size: int, now: float) -> float:
-        """Reserve the next `size` bytes; return how many seconds to wait for them."""
+        """Reserve the next `size` bytes, on any thread; return how many seconds to wait for them.
+
+        `now` is the time of the event loop's clock.
+        """
         if self.rate is None:
             return 0.0
-        start = max(now, self._free_at)
-        self._free_at = start + size / self.rate
+        with self._lock:
+            start = max(now, self._free_at)
+            self._free_at = start + size / self.rate
         return start - now
 
 
@@ -85,8 +93,8 @@ class Bandwidth:
 
     def sending(self, kind: str) -> Throttle:
         """A transfer to another site, for a request of this kind."""
-        return Throttle(self._up if kind == "model" else self._unlimited)
+        return Throttle(self._up if kind == MODEL else self._unlimited)
 
     def receiving(self, kind: str) -> Throttle:
         """A transfer from another site, for a request of this kind."""
-        return Throttle(self._down if kind == "model" else self._unlimited)
+        return Throttle(self._down if kind == MODEL else self._unlimited)

@@ -68,8 +68,8 @@ class Limits(Settings):
     max_connections: int = Field(default=512, ge=1)
     """Maximum incoming connections in total."""
     bandwidth: str | None = None
-    """How fast models are sent, and how fast they are received, all together: such as "20 Mbit/s"
-    or "2.5 MB/s"; by default as fast as the network allows."""
+    """How fast models are sent, and how fast they are received, all together, also to and from
+    outboxes: such as "20 Mbit/s" or "2.5 MB/s"; by default as fast as the network allows."""
 
     @field_validator("bandwidth")
     @classmethod

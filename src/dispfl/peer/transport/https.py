@@ -81,11 +81,12 @@ class HttpsTransport:
         may_connect: Callable[[str], bool] = lambda ip: True,
         relays: RelayClient | None = None,
         outboxes: Outboxes | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
         self.guard = guard or RequestGuard()
-        self._bandwidth = Bandwidth(self.limits.bytes_per_second)
+        self._bandwidth = bandwidth or Bandwidth(self.limits.bytes_per_second)
         self.counters = TransportCounters(refused=self.guard.refused)
         self._listen = listen
         self._client = client

@@ -230,16 +230,16 @@ class RelayClient:
                 continue
             pause = MIN_PAUSE
             self._note_parked(relay)
-            first_bytes = None
+            is_called = False
             try:
-                first_bytes = await _first_bytes(websocket)
+                is_called = await until_called(websocket)
             finally:
                 self.states[relay].parked -= 1
-                if first_bytes is None:
+                if not is_called:
                     await websocket.close()
-            if first_bytes is not None:
+            if is_called:  # also by one who sends nothing: the listener has limits for that
                 connection, inner = _socket_pair()
-                self._splice(websocket, inner, first_bytes)
+                self._splice(websocket, inner)
                 adopt(connection, str(relay.address))
             await asyncio.sleep(USED_PAUSE)
 
@@ -262,14 +262,9 @@ class RelayClient:
         if is_new:
             self.on_change(relay, state)
 
-    def _splice(
-        self,
-        websocket: aiohttp.ClientWebSocketResponse,
-        inner: socket.socket,
-        first_bytes: bytes = b"",
-    ) -> None:
+    def _splice(self, websocket: aiohttp.ClientWebSocketResponse, inner: socket.socket) -> None:
         inner.setblocking(False)
-        splice = _splice(websocket, inner, first_bytes, 2 * self._limits.stall_timeout)
+        splice = _splice(websocket, inner, 2 * self._limits.stall_timeout)
         task = asyncio.create_task(splice)
         self._splices.add(task)
         task.add_done_callback(self._splices.discard)
@@ -283,19 +278,18 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-async def _first_bytes(websocket: aiohttp.ClientWebSocketResponse) -> bytes | None:
-    """Wait for a call; None if the connection ends before."""
+async def until_called(websocket: aiohttp.ClientWebSocketResponse) -> bool:
+    """Wait on a parked connection for a call; return whether there is one."""
     try:
-        message = await websocket.receive(PARKED_TIMEOUT)
-    except TimeoutError:
-        return None
-    return message.data if message.type == aiohttp.WSMsgType.BINARY else None
+        message = await _receive(websocket, PARKED_TIMEOUT)  # which begins anew with each ping
+        return message.get("status") == "called"
+    except (TimeoutError, Refused):
+        return False
 
 
 async def _splice(
     websocket: aiohttp.ClientWebSocketResponse,
     inner: socket.socket,
-    first_bytes: bytes,
     stall_seconds: float,
 ) -> None:
     """Pass bytes on between a relay and a socket, until one of them ends."""
@@ -307,8 +301,6 @@ async def _splice(
                 await websocket.send_bytes(chunk)
 
     async def from_relay() -> None:
-        if first_bytes:
-            await loop.sock_sendall(inner, first_bytes)
         while (message := await websocket.receive()).type == aiohttp.WSMsgType.BINARY:
             await loop.sock_sendall(inner, message.data)
 
@@ -324,9 +316,11 @@ async def _splice(
             await websocket.close()
 
 
-async def _receive(websocket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
+async def _receive(
+    websocket: aiohttp.ClientWebSocketResponse, timeout: float | None = None
+) -> dict[str, Any]:
     """Return the next message of the relay's protocol; raise `Refused` if it is a refusal."""
-    message = await websocket.receive()
+    message = await websocket.receive(timeout)
     if message.type != aiohttp.WSMsgType.TEXT:
         raise Refused(Refusal.MALFORMED, "it ends the connection")
     fields = read_message(message.data)

@@ -9,9 +9,10 @@ A relay connects two sites that both connect outward, by WebSockets over TLS:
     (binary messages)                                           the sites' own TLS connection
 
 A site that cannot be reached parks some connections (`"role":"park"`), and each is used for one
-call of another site. Both prove their keys: the signature covers the relay's name and challenge,
-the role, and whom they call, so that it is of no use elsewhere. What the relay then passes on is a
-TLS connection between the two sites, with both their certificates: the relay sees ciphertext.
+call of another site, of which the relay tells it (`{"status":"called"}`). Both prove their keys:
+the signature covers the relay's name and challenge, the role, and whom they call, so that it is of
+no use elsewhere. What the relay then passes on is a TLS connection between the two sites, with both
+their certificates: the relay sees ciphertext.
 """
 
 import json

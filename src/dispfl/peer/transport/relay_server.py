@@ -6,11 +6,12 @@ that its operator admits, and keeps nothing but counters.
 
 import asyncio
 import contextlib
+import datetime
 import json
 import secrets
 import ssl
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -49,6 +50,9 @@ class RelayLimits:
 
     connections: int = 256
     """Connections of a member: parked ones, its calls, and those of others to it."""
+    calls_to_one: int = 16
+    """Calls of a member to one other, waiting or connected: so it cannot take all connections on
+    which that one waits. A site opens two, and may have to open them again."""
     total_connections: int = 4096
     hourly_bytes: float = 200e9
     """Bytes that a member may send and receive in an hour."""
@@ -111,6 +115,15 @@ class RelayCounters:
         }
 
 
+@dataclass(frozen=True)
+class RelayCertificate:
+    """The certificate that a relay shows."""
+
+    context: ssl.SSLContext
+    """The TLS context with it and its key."""
+    ends: datetime.datetime
+
+
 @dataclass
 class _HourlyBytes:
     """How many bytes the counter of a member showed when its current hour began."""
@@ -127,7 +140,7 @@ class Relay:
     """
 
     name: Address
-    context: ssl.SSLContext
+    certificate: RelayCertificate
     admitted: Mapping[str, str]
     limits: RelayLimits = field(default_factory=RelayLimits)
     log: EventLog = lambda event, fields: None
@@ -136,10 +149,16 @@ class Relay:
         self.counters = RelayCounters()
         self.traffic = TransportCounters()
         self._parked: dict[str, list[_End]] = defaultdict(list)
+        self._calls = Counter[tuple[str, str]]()
+        """By member and called certificate: how many calls it has now."""
         self._changed = asyncio.Condition()
         self._hours: dict[str, _HourlyBytes] = {}
         self._listener = Listener(
-            self.context, self._handle, self.limits.for_listener(), self.traffic, AddressLimit(_now)
+            self.certificate.context,
+            self._handle,
+            self.limits.for_listener(),
+            self.traffic,
+            AddressLimit(_now),
         )
 
     @property
@@ -154,6 +173,11 @@ class Relay:
     async def close(self) -> None:
         """Close all connections."""
         await self._listener.close()
+
+    def use_certificate(self, certificate: RelayCertificate) -> None:
+        """Show another certificate from the next connection on."""
+        self.certificate = certificate
+        self._listener.context = certificate.context
 
     def admit(self, admitted: Mapping[str, str]) -> None:
         """Serve these members from now on, and disconnect those who are no longer among them."""
@@ -194,16 +218,18 @@ class Relay:
             async with self._parking(end):
                 await self._pass_on(end)
             return
-        called = await self._called(proof.to)
-        end.partner = called
-        called.partner = end
-        self.counters.calls += 1
-        self.counters.connected += 1
-        try:
-            await _send(websocket, status="connected")
-            await self._pass_on(end)
-        finally:
-            self.counters.connected -= 1
+        with self._calling(end.member, proof.to):
+            called = await self._called(proof.to)
+            end.partner = called
+            called.partner = end
+            self.counters.calls += 1
+            self.counters.connected += 1
+            try:
+                await _send(called.websocket, status="called")
+                await _send(websocket, status="connected")
+                await self._pass_on(end)
+            finally:
+                self.counters.connected -= 1
 
     async def _authenticate(
         self, websocket: web.WebSocketResponse, connection: ServerConnection
@@ -254,6 +280,23 @@ class Relay:
             if not ends:
                 del self._parked[fingerprint]
         self.counters.parked -= was_parked
+
+    @contextlib.contextmanager
+    def _calling(self, member: str, fingerprint: str) -> Iterator[None]:
+        """Count a call; refuse one too many of a member to the same site."""
+        call = (member, fingerprint)
+        if self._calls[call] >= self.limits.calls_to_one:
+            raise Refused(
+                Refusal.TOO_MANY_CONNECTIONS,
+                f"{member} has {self.limits.calls_to_one} calls to this site already.",
+            )
+        self._calls[call] += 1
+        try:
+            yield
+        finally:
+            self._calls[call] -= 1
+            if not self._calls[call]:
+                del self._calls[call]
 
     async def _called(self, fingerprint: str) -> _End:
         """Take a parked connection of the called site, or wait a moment for one."""
