@@ -120,12 +120,17 @@ def test_steps_of_one_round_wait_for_the_models_of_others_in_it(tmp_path: Path) 
     assert max(records[0]["steps"]["per_peer"]) >= 3
 
 
-def test_an_extended_run_gives_what_a_longer_one_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hours", [0.0002, 0.000002])
+def test_an_extended_run_gives_what_a_longer_one_gives(hours: float, tmp_path: Path) -> None:
+    """In some rounds of 0.000002 hours nobody finishes a step, so that no state changes."""
     settings = ["eval_every=3", "method.horizon=4", "staleness.reuse=true"]
+    settings.append(f"hours_per_round={hours}")
     longer = a_run(tmp_path / "longer", *settings, "rounds=5")
     a_run(tmp_path / "run", *settings, "rounds=2")
     ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run()
     extended = read_metrics(tmp_path / "run")
+    has_idle_round = any(record["steps"] is None for record in longer)
+    assert has_idle_round == (hours == 0.000002)
     for record in (*longer, *extended):
         record.pop("seconds")
         record.pop("peer_seconds")
