@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -30,6 +30,20 @@ class Availability:
     def next_change(self, time: int) -> int | None:
         """Return when it next goes on- or offline after a time; None: never."""
         return None
+
+    def online_periods(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the periods between two times in which the device is online."""
+        now = start
+        while now < end:
+            change = self.next_change(now)
+            until = end if change is None else min(change, end)
+            if self.is_online(now):
+                yield now, until
+            now = until
+
+    def online_time(self, start: int, end: int) -> int:
+        """Return how long the device is online between two times."""
+        return sum(until - since for since, until in self.online_periods(start, end))
 
     def finish(self, start: int, duration: int) -> int:
         """Return when something is finished that takes this long while the device is online."""

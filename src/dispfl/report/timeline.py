@@ -24,11 +24,11 @@ WIDTH = 560.0
 LEFT = 130.0
 ROW = 15.0
 BOTTOM = 58.0
-COLOURS = {"computing": "C0", "transferring": "C1", "waiting": "0.85"}
+COLOURS = {"computing": "C0", "transferring": "C1", "waiting": "0.85", "offline": "0.5"}
 """Of the figure for papers."""
 NOTE = (
-    "Within a round, waiting, transfers and computing are drawn one after another, though transfers"
-    " and waiting may alternate."
+    "Within a round, times offline, waiting, transfers and computing are drawn one after another,"
+    " though they may alternate."
 )
 
 
@@ -46,7 +46,7 @@ def timeline(run: RecordedRun, peer: int) -> Iterator[Phase]:
     """Yield how a peer, given by its position, spends the first rounds."""
     links = run.links(0)
     has_server = links is not None and links.has_server
-    order = ("transferring", "computing", "waiting") if has_server else PHASES[::-1]
+    order = ("transferring", "computing", "waiting", "offline") if has_server else PHASES[::-1]
     for record in run.records[:MAX_ROUNDS]:
         times = record[SIMULATED]
         if times["end"] is None or times["end"]["per_peer"][peer] is None:
@@ -131,7 +131,7 @@ def _timeline_svg(run: RecordedRun, class_of: Mapping[str, str]) -> Markup:
     middle = (LEFT + WIDTH) / 2
     drawn.append(element("text", unit.name, class_="axis x", x=middle, y=height + 32))
     for number, phase_name in enumerate(PHASES):
-        x = LEFT + 130 * number
+        x = LEFT + 105 * number
         drawn.append(
             element("rect", class_=phase_name, x=x, y=height + BOTTOM - 14, width=12, height=10)
         )
@@ -175,6 +175,10 @@ def draw_timeline(run: RecordedRun, class_of: Mapping[str, str], to: Path) -> No
     axes.set(xlabel=f"simulated {unit.name}", xlim=(0, _end(run) / unit.scale))
     patches = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
     drawing.legend(
-        handles=patches, loc="outside lower center", ncols=3, fontsize="small", frameon=False
+        handles=patches,
+        loc="outside lower center",
+        ncols=len(COLOURS),
+        fontsize="small",
+        frameon=False,
     )
     save_figure(drawing, to)

@@ -66,7 +66,10 @@ class AsyncClock:
         end = self._round.end
         peers = {}
         for peer in self.times.fleet.peers:
-            peers[peer] = PeerTimes(start, end, computing=end - start)
+            availability = self.times.fleet.availability(peer)
+            times = PeerTimes(start, computing=availability.online_time(start, end))
+            times.finish(end, availability)
+            peers[peer] = times
         return simulated_times(RoundTimes(end, peers), self.times.fleet, self.context.roster)
 
 

@@ -98,7 +98,7 @@ def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str
     return [{**record, SIMULATED: clock.advance(record)} for record in records]
 
 
-PHASES = ("computing", "transferring", "waiting")
+PHASES = ("computing", "transferring", "waiting", "offline")
 """How a peer spends a round."""
 
 
