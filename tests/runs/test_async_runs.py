@@ -12,7 +12,9 @@ from dispfl.costs.steps import step_operations
 from dispfl.errors import ConfigError, RunError
 from dispfl.report.comparison import compare
 from dispfl.report.page import write_report
+from dispfl.report.run_tables import time_notes
 from dispfl.report.runs import Budget, read_run
+from dispfl.report.timeline import timeline
 from dispfl.round.exchange import published_model
 from dispfl.round.round import initial_states
 from dispfl.runs.async_clock import message_sizes, run_cost, steps_in_run
@@ -104,6 +106,42 @@ def test_lines_are_at_equal_hours_and_all_that_reads_runs_reads_them(tmp_path: P
     assert read_run(path).records == records
     with refused(RunError):
         another_fleet({**compose({}, TINY).to_toml()}, {"fleet": "phones"})
+
+
+def test_records_say_who_computes_and_sends_and_how_many_steps_a_class_takes(
+    tmp_path: Path,
+) -> None:
+    """In rounds of 0.01 hours, 36 s, devices of class night are online for a minute: for the first
+    round, and for 24 s of the second one."""
+    path = tmp_path / "run"
+    devices = [
+        "classes.fast={share=0.5, speed=2e7, up=0.1, watts=10}",
+        'classes.slow={speed=7e6, up=2, watts=10, daily="00:00-00:01"}',
+    ]
+    records = a_run(path, "hours_per_round=0.01", "rounds=3", *devices)
+    slow = [record[SIMULATED]["classes"]["slow"] for record in records]
+    assert [times["computing"] for times in slow] == [36, 24, 0]
+    assert [times["offline"] for times in slow] == [0, 12, 36]
+    assert [record[SIMULATED]["energy"] * 360 for record in records] == pytest.approx(
+        [2 * 36 + 2 * 36, 2 * 36 + 2 * 24, 2 * 36]
+    )
+    for record in records:
+        classes = record[SIMULATED]["classes"]
+        assert classes["fast"]["sending"] <= classes["fast"]["computing"] == 36
+        taken = record["steps"]["per_peer"]
+        assert classes["fast"]["steps"] == (taken[0] + taken[1]) / 2
+        assert classes["slow"]["sending"] <= classes["slow"]["computing"]
+    assert records[0][SIMULATED]["classes"]["fast"]["sending"] > 20
+    fast, slow_peers = read_summary(path)[SIMULATED]["classes"]  # type: ignore[index]
+    assert fast["steps"] > 2 * slow_peers["steps"] > 0
+    assert fast["sending_hours"] > slow_peers["sending_hours"] > 0
+
+    run = read_run(path)
+    drawn = {phase.name for peer in range(4) for phase in timeline(run, peer)}
+    assert drawn == {"computing", "sending", "offline"}
+    [first, second] = list(time_notes(read_summary(path)[SIMULATED]))[:2]  # type: ignore[index]
+    assert "meanwhile sending" in first
+    assert first.split("steps")[1] != second.split("steps")[1]
 
 
 def test_steps_of_one_round_wait_for_the_models_of_others_in_it(tmp_path: Path) -> None:

@@ -93,9 +93,7 @@ def test_the_same_work_takes_the_same_energy_whether_devices_are_always_online(r
         fleet = another_fleet(run.config, {"classes": {"all": device}})
         timed = timed_records(run.records, fleet, run.roster)
         energies.append([record[SIMULATED]["energy"] for record in timed])
-        [of_class] = times_by_class(
-            [record[SIMULATED] for record in timed], run.roster, fleet.class_of
-        )
+        [of_class] = times_by_class(timed, run.roster, fleet.class_of)
         assert (of_class.hours["offline"] > 20) == (daily is not None)
     assert energies[0] == energies[1]
 

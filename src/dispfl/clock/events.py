@@ -37,6 +37,10 @@ class TransferTimes:
         self._transfers.append(transfer)
         return transfer
 
+    def forget(self, time: int) -> None:
+        """Forget what has ended by a time."""
+        self._transfers = [transfer for transfer in self._transfers if transfer.end > time]
+
     def between(self, start: int, end: int) -> int:
         """Return how long there is a transfer between two times."""
         periods: list[tuple[int, int]] = []

@@ -67,6 +67,10 @@ class PeerTimes:
     ends are online."""
     offline: int = 0
     """Time in which its device is offline."""
+    sending: int | None = None
+    """Where nobody waits: time in which its models leave, while it computes."""
+    steps: int | None = None
+    """Where nobody waits: how many steps it finishes."""
 
     @property
     def waiting(self) -> int:

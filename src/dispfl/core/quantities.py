@@ -310,6 +310,14 @@ ROUND_QUANTITIES = (
         higher_is_better=False,
     ),
     Quantity(
+        f"{SIMULATED}.sending",
+        Shape.PEERS,
+        "with `schedule=async`, simulated time in which models of the peer leave, while it"
+        " computes: this is part of `computing`; otherwise null",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
         f"{SIMULATED}.busy",
         Shape.PEERS,
         "the share of the peer's round in which it computes",
@@ -328,7 +336,8 @@ ROUND_QUANTITIES = (
         f"{SIMULATED}.classes",
         Shape.CLASSES,
         "`computing`, `transferring`, `waiting`, `offline` and `busy` of each class of devices,"
-        " mean over its peers; null where none took part",
+        " mean over its peers, and with `schedule=async` `sending` and `steps`; null where none"
+        " took part",
     ),
 )
 """The quantities of a whole round; `runs/metrics.py: round_metrics` computes them."""
