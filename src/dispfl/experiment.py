@@ -258,10 +258,10 @@ class Simulation(RunSettings):
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
     fit: Fit = Fit()
-    hours_per_round: float | None = Field(default=None, gt=0)
+    hours_per_round: float | None = Field(default=None, gt=0, le=100_000)
     """With schedule=async: the simulated hours of a round, which ends with scores. By default as
     long as the median device computes in a step."""
-    deadline: float | None = Field(default=None, gt=0)
+    deadline: float | None = Field(default=None, gt=0, le=100_000_000)
     """Simulated seconds after which a peer goes on without the late models of a round; a later
     round averages them. By default it waits for all."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)

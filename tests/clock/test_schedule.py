@@ -182,6 +182,21 @@ def test_devices_that_are_never_online_together_are_refused() -> None:
         clock.advance(RoundWork({"a": 1, "b": 1}, [ModelMessage("b", "a", MB)]))
 
 
+def test_links_that_are_too_slow_are_named_as_the_reason() -> None:
+    """Two copies share a byte per second: each gets half a byte, which is none."""
+    slow = Device(speed=1e9, up=1e-30)
+    clock = Clock(fleet(a=slow, b=slow, c=slow))
+    messages = [ModelMessage("a", receiver, MB) for receiver in "bc"]
+    with refused(RunError):
+        clock.advance(RoundWork(dict.fromkeys("abc", 1), messages))
+
+    slow_server = Network(server_up=1e-30)
+    clock = Clock(fleet(slow_server, a=slow, b=slow, c=slow))
+    messages = [ModelMessage("server", peer, MB) for peer in "abc"]
+    with refused(RunError):
+        clock.advance(RoundWork(dict.fromkeys("abc", 1), messages, has_server=True))
+
+
 def test_random_turns_and_latencies_follow_the_seed():
     def run(seed: int) -> list[int]:
         devices = dict.fromkeys(

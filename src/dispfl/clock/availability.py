@@ -126,6 +126,8 @@ class Windows(Availability):
 
 
 TRACE_COLUMNS = ("device", "on", "off")
+MAX_HOURS = 100_000
+"""The last time that a trace may have."""
 
 
 def read_traces(path: Path) -> list[Availability]:
@@ -169,17 +171,22 @@ def _window(path: Path, number: int, row: Mapping[str, str | None]) -> tuple[int
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value <= MAX_HOURS:  # nor nan
             raise _bad_trace(
                 path,
                 f"line {number}: {key} is {text[:40]!r}; give the hours since the start, a"
-                " number of at least 0",
+                f" number from 0 to {MAX_HOURS:,}",
             )
         hours.append(value)
     on, off = hours
-    if on >= off:
-        raise _bad_trace(path, f"line {number}: on is {on:g}, which must be before off, {off:g}")
-    return round(on * HOUR), round(off * HOUR)
+    window = (round(on * HOUR), round(off * HOUR))
+    if window[1] - window[0] < MILLISECOND:
+        raise _bad_trace(
+            path,
+            f"line {number}: on is {on:g}, which must be at least a millisecond before off,"
+            f" {off:g}",
+        )
+    return window
 
 
 def _bad_trace(path: Path, problem: str) -> ConfigError:

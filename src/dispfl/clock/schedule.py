@@ -239,11 +239,8 @@ class GossipPeer:
     def begins(self) -> int:
         """When it begins to compute, once all that happens in the round has happened."""
         if self._begins is None:
-            raise RunError(
-                f"Peer {self.name} waits ten years for a model: its device and a neighbour's are"
-                " never online at the same time, or too briefly. Change daily or availability of"
-                " their classes."
-            )
+            missing = [sender for sender in self.senders if sender not in self.arrivals]
+            raise _never_arrives(self._simulation.fleet, self.name, missing)
         return self._begins
 
     def computed(self, operations: int) -> PeerTimes:
@@ -297,6 +294,25 @@ class GossipPeer:
             self._begins = now
 
 
+def _never_arrives(fleet: Fleet, peer: str, others: Sequence[str]) -> RunError:
+    """Return the error of a peer whose models, to or from others, are under way for years."""
+    always_online = True
+    for node in (peer, *others):
+        if fleet.availability(node).next_change(0) is not None:
+            always_online = False
+    if always_online:
+        reason = (
+            "its link, or that at the other end, is too slow. Raise up and down of their classes,"
+            " and server_up and server_down of network, or lower network.latency."
+        )
+    else:
+        reason = (
+            "its device and one at the other end are never online at the same time, or too"
+            " briefly. Change daily or availability of their classes."
+        )
+    return RunError(f"Peer {peer} waits ten years for a model: {reason}")
+
+
 def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[str, PeerTimes]:
     """Return how each peer of the cohort spends a round with a server."""
     downloads = {}
@@ -308,7 +324,7 @@ def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[
             uploads[message.sender] = message.size
     cohort = {peer: PeerTimes(start) for peer in downloads}
     fleet = simulation.fleet
-    ends = [start]
+    ends: dict[str, int] = {}
 
     def download(peer: str, start: int) -> None:
         def arrived(now: int) -> None:
@@ -323,16 +339,18 @@ def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[
     def upload(peer: str, began: int) -> None:
         def arrived(now: int) -> None:
             cohort[peer].transferring += fleet.availability(peer).online_time(began, now)
-            ends.append(now)
+            ends[peer] = now
 
         if peer in uploads:
             simulation.send(peer, SERVER, uploads[peer], began, arrived)
         else:  # its step was discarded
-            ends.append(began)
+            ends[peer] = began
 
     for peer in downloads:
         simulation.at(start, partial(download, peer))
     simulation.run()
     for peer, times in cohort.items():
-        times.finish(max(ends), fleet.availability(peer))
+        if peer not in ends:
+            raise _never_arrives(fleet, peer, [SERVER])
+        times.finish(max(ends.values()), fleet.availability(peer))
     return cohort
