@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from messages import refused
 
+from dispfl.cli.run import describe_run
 from dispfl.config import compose
 from dispfl.core.quantities import SIMULATED
 from dispfl.costs.steps import step_operations
@@ -15,6 +16,7 @@ from dispfl.report.page import write_report
 from dispfl.report.run_tables import time_notes
 from dispfl.report.runs import Budget, read_run
 from dispfl.report.timeline import timeline
+from dispfl.report.units import bytes_text
 from dispfl.round.exchange import published_model
 from dispfl.round.round import initial_states
 from dispfl.runs.async_clock import message_sizes, run_cost, steps_in_run
@@ -200,6 +202,7 @@ def test_a_privacy_budget_lasts_for_a_peer_s_own_steps(tmp_path: Path) -> None:
         (["wire.coding=zstd"], "wire.coding"),
         (["memory_limit=1"], "memory_limit"),
         (["schedule=sync", "hours_per_round=1"], "hours_per_round"),
+        (["schedule=sync", "staleness.reuse=true"], "staleness.reuse"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
@@ -209,6 +212,27 @@ def test_what_needs_rounds_is_refused_before_there_is_a_run(
     with refused(ConfigError, key=key):
         a_run(tmp_path / "run", *settings)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["dispfl", "local"])
+def test_the_first_lines_say_what_a_step_costs(method: str, tmp_path: Path) -> None:
+    created = ExperimentRun.create(compose({}, [*TINY, f"method={method}"]), tmp_path / "run")
+    size = message_sizes(created.context)["000"].wire
+    traffic = {"dispfl": f"a model of {bytes_text(size)} to 2 peers", "local": "nothing is sent"}
+    last_line = describe_run(created)[-1]
+    assert last_line.startswith(f"A step of a peer: {traffic[method]}, ")
+    created.directory.close()
+
+
+def test_memory_that_changes_nothing_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_run(tmp_path / "run", "schedule=sync", "classes.fast={share=0.5, speed=2e9, memory=100}")
+    assert "classes.fast.memory is 100" in caplog.text
+    caplog.clear()
+    fitted = ["method.density=fit", "method.structure=channels"]
+    a_run(tmp_path / "fit", "classes.fast={share=0.5, speed=2e9, memory=100}", *fitted)
+    assert "memory" not in caplog.text
 
 
 def test_peers_without_devices_are_refused(tmp_path: Path) -> None:
