@@ -13,6 +13,7 @@ from dispfl.costs.steps import step_operations
 from dispfl.errors import ConfigError, RunError
 from dispfl.report.comparison import compare
 from dispfl.report.page import write_report
+from dispfl.report.result_tables import legend
 from dispfl.report.run_tables import time_notes
 from dispfl.report.runs import Budget, read_run
 from dispfl.report.timeline import timeline
@@ -144,6 +145,24 @@ def test_records_say_who_computes_and_sends_and_how_many_steps_a_class_takes(
     [first, second] = list(time_notes(read_summary(path)[SIMULATED]))[:2]  # type: ignore[index]
     assert "meanwhile sending" in first
     assert first.split("steps")[1] != second.split("steps")[1]
+
+
+def test_a_comparison_by_hours_says_which_rounds_are_too_short(tmp_path: Path) -> None:
+    """Four rounds of half a step of a fast peer end before the first synchronous round."""
+    named = []
+    for schedule in ("sync", "async"):
+        settings = ["hours_per_round=1e-6"] if schedule == "async" else []
+        a_run(tmp_path / schedule, f"schedule={schedule}", *settings)
+        named.append(({"schedule": schedule}, tmp_path / schedule))
+    comparison = compare(named, Budget.HOURS)
+    total = read_run(tmp_path / "sync").hours
+    assert total is not None
+    [note] = [line for line in legend(comparison) if "no evaluated round" in line]
+    assert f"with hours_per_round={total / 4:.2g} it has as many as " in note
+
+    a_run(tmp_path / "equal", f"hours_per_round={total / 4}")
+    named[1] = ({"schedule": "async"}, tmp_path / "equal")
+    assert not compare(named, Budget.HOURS).lacks_scores
 
 
 def test_steps_of_one_round_wait_for_the_models_of_others_in_it(tmp_path: Path) -> None:
