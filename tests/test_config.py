@@ -180,11 +180,11 @@ def test_a_key_unlike_any_other_gets_the_keys_of_its_table() -> None:
         ("method.density=200", "method.density must be in (0, 1], got 200."),
         (
             "method.density=half",
-            "method.density must be a number in (0, 1], or a list of them, got 'half'.",
+            "method.density must be a number in (0, 1], a list of them, or fit, got 'half'.",
         ),
         (
             "method.density=true",
-            "method.density must be a number in (0, 1], or a list of them, got True.",
+            "method.density must be a number in (0, 1], a list of them, or fit, got True.",
         ),
         (
             "method.density=[]",
@@ -192,7 +192,13 @@ def test_a_key_unlike_any_other_gets_the_keys_of_its_table() -> None:
         ),
         (
             "method.density=",
-            "method.density must be a number in (0, 1], or a list of them, got ''.",
+            "method.density must be a number in (0, 1], a list of them, or fit, got ''.",
+        ),
+        (
+            "classes.a={speed=1e9, availability=gap.csv}",
+            "classes.a is {speed=1e9, availability=gap.csv}, which is no valid table; put texts in"
+            " it in quotes, and all of it in single quotes for the shell:"
+            " 'classes.night={speed=1e9, daily=\"22:00-06:00\"}'.",
         ),
         ("method.regrow=all", "method.regrow must be 'gradient' or 'random', got 'all'."),
         ("method=disfl", "method 'disfl' does not exist. Did you mean dispfl?"),

@@ -23,7 +23,8 @@ from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.state.store import rounds_of
-from dispfl.runs.prepare import split_dataset
+from dispfl.runs.async_clock import AsyncClock, run_cost
+from dispfl.runs.prepare import prepare, split_dataset
 from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
 
@@ -279,6 +280,25 @@ def test_the_image_has_the_extras_of_sites_and_relays() -> None:
     dockerfile = (DOCS.parent / "deploy/Dockerfile").read_text()
     [extras] = re.findall(r"'\.\[(.*?)\]'", dockerfile)
     assert set(extras.split(",")) == {"peer", "outbox", "export", "privacy", "metrics"}
+
+
+def test_the_devices_of_the_page_about_time_average_what_others_send_without_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (DOCS / "time.md").read_text()
+    [devices] = re.findall(r"`phones.toml` describes.*?```toml\n(.*?)```", text, re.S)
+    (tmp_path / "phones.toml").write_text(devices)
+    assert "dispfl run phones.toml schedule=async" in text
+    _, _, context = prepare(compose(read_toml(tmp_path / "phones.toml"), ["schedule=async"]))
+    clock = AsyncClock(context, run_cost(context))
+    steps = 0
+    averaged = 0
+    for _ in range(context.settings.rounds):
+        for step in clock.next_round().steps:
+            steps += 1
+            averaged += len(step.models)
+    assert averaged > 2 * steps
+    assert not caplog.records
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

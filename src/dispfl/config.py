@@ -178,7 +178,18 @@ def _parse(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"Expected key=value, got {override!r}; for example method.density=0.2.")
-    return key.strip(), _value(text.strip())
+    text = text.strip()
+    if text.startswith("{"):
+        try:
+            tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(
+                f"{key} is {text}, which is no valid table; put texts in it in quotes, and all of"
+                " it in single quotes for the shell:"
+                " 'classes.night={speed=1e9, daily=\"22:00-06:00\"}'.",
+                key=key.strip(),
+            ) from None
+    return key.strip(), _value(text)
 
 
 def _value(text: str) -> Any:

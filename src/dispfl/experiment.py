@@ -258,10 +258,10 @@ class Simulation(RunSettings):
     cloud-regions, or a CSV or .npz file."""
     network: Network = Network()
     fit: Fit = Fit()
-    hours_per_round: float | None = Field(default=None, gt=0)
+    hours_per_round: float | None = Field(default=None, gt=0, le=100_000)
     """With schedule=async: the simulated hours of a round, which ends with scores. By default as
     long as the median device computes in a step."""
-    deadline: float | None = Field(default=None, gt=0)
+    deadline: float | None = Field(default=None, gt=0, le=100_000_000)
     """Simulated seconds after which a peer goes on without the late models of a round; a later
     round averages them. By default it waits for all."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
@@ -408,6 +408,7 @@ class Simulation(RunSettings):
         self._check_classes()
         self._check_clock()
         self._check_hours_per_round()
+        self._check_staleness()
         self._check_deadline()
         self._check_engine_fits()
         self._check_average_buffers()
@@ -467,6 +468,19 @@ class Simulation(RunSettings):
                 " lasts as long as its slowest peer; omit it, or use schedule=async.",
                 key="hours_per_round",
             )
+
+    def _check_staleness(self) -> None:
+        """Refuse settings of staleness where nothing is stale."""
+        if self.is_async:
+            return
+        for key, field in Staleness.model_fields.items():
+            value = getattr(self.staleness, key)
+            if value != field.default:
+                raise ConfigError(
+                    f"staleness.{key} is {str(value).lower()}, but schedule is sync, where no model"
+                    " is stale; omit it, or use schedule=async.",
+                    key=f"staleness.{key}",
+                )
 
     def _check_deadline(self) -> None:
         """Refuse a deadline where nobody waits, without a clock, or with what needs all models."""

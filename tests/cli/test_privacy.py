@@ -1,6 +1,7 @@
 """`dispfl privacy`: the price of a budget, before anything is trained."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from messages import refused
@@ -12,6 +13,8 @@ from dispfl.config import compose
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError
 from dispfl.privacy.accountant import spent_epsilon
+from dispfl.runs.async_clock import steps_in_run
+from dispfl.runs.prepare import prepare
 from dispfl.topology import peer_names
 
 
@@ -85,6 +88,27 @@ def test_the_plan_is_that_of_the_samples_that_a_peer_trains_on(tmp_path: Path) -
         "train.batch_size=4",
     )
     assert samples(*own) == len(load_dataset(compose({}, own).data).train_labels) // 4
+
+
+def test_where_nobody_waits_the_noise_is_that_of_the_run_for_each_peer_s_own_steps() -> None:
+    """A budget lasts for the steps of each peer: those of a fast one need more noise."""
+    arguments = [
+        "schedule=async",
+        "classes.fast={share=0.25, speed=4e9}",
+        "classes.slow={speed=1e9}",
+    ]
+    arguments += ["rounds=4", "peers=4", "topology.degree=2", "privacy.epsilon=4"]
+    result = CliRunner().invoke(app, ["privacy", *arguments], catch_exceptions=False)
+    cost = json.loads(CliRunner().invoke(app, ["privacy", "--json", *arguments]).output)
+
+    _, _, context = prepare(compose({}, arguments))
+    context = replace(context, step_counts=steps_in_run(context))
+    fast = context.privacy_plan("000").noise_multiplier
+    slow = context.privacy_plan("003").noise_multiplier
+    assert fast > 1.5 * slow
+    assert cost["noise_multiplier"] == fast
+    assert cost["rounds"] == cost["training_rounds"] == context.step_counts["000"] > 8
+    assert f"with noise {slow:.4g}" in result.output
 
 
 def test_a_method_that_cannot_be_private_gets_no_plan() -> None:

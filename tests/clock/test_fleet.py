@@ -23,6 +23,9 @@ from dispfl.experiment import Simulation
         {"classes": {"a": {"share": 0.5, "speed": 1e9}, "b": {"share": 0.4, "speed": 1e9}}},
         {"classes": {"a": {"share": 0.5, "speed": 1e9}, "b": {"up": 5}}},
         {"classes": {"a": {"share": 1, "speed": 1e9, "on_hours": 2}}},
+        {"classes": {"a": {"speed": 1e9, "on_hours": 1e300, "off_hours": 1}}},
+        {"fleet": "phones", "deadline": 1e300},
+        {"fleet": "phones", "schedule": "async", "hours_per_round": 1e300},
         {"classes": {"a": {"share": 1, "speed": 1e9, "daily": "25:00-06:00"}}},
         {"classes": {"a": {"share": 1, "speed": 1e9, "daily": "06:00-06:00"}}},
         {"classes": {"a": {"speed": 1e9, "daily": "06:00-07:00", "availability": "trace.csv"}}},
@@ -72,6 +75,8 @@ def test_a_file_of_devices_with_gaps_is_refused(content: str, tmp_path: Path) ->
         "device,on,off\na,0,\n",
         "device,on,off\na,-1,2\n",
         "device,on,off\na,2,2\n",
+        "device,on,off\na,0,1e-13\n",
+        "device,on,off\na,0,1e300\n",
         "device,on,off\na,0,2\nb,0,1\na,1,3\n",
         "device,on,off\na,nan,2\n",
         "device,on,off\na,0,2\na,3\n",
@@ -106,6 +111,16 @@ def test_objects_in_an_npz_file_are_not_unpickled(tmp_path: Path) -> None:
     np.savez(path, speed=np.array([{"a": 1}], dtype=object))
     with refused(ConfigError, key="fleet"):
         read_devices(path)
+
+
+def test_a_truncated_npz_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "devices.npz"
+    np.savez(path, speed=np.array([1e9, 2e9]))
+    whole = path.read_bytes()
+    for size in (0, 3, 60, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with refused(ConfigError, key="fleet"):
+            read_devices(path)
 
 
 @pytest.mark.parametrize("content", ["1,2\n3\n", "0,-5\n5,0\n", "0,x\n5,0\n", ""])

@@ -86,6 +86,7 @@ def test_a_copy_that_has_not_left_is_replaced_by_the_next_model() -> None:
     clock = times(a=Device(speed=1e9, up=2), b=Device(speed=5e7), size=MB, length=8)
     timed = clock.advance()
     assert [arrival.sender for arrival in timed.arrivals] == ["a"]
+    assert timed.sending == {"a": 7 * SECOND, "b": 0}
     # 0 has arrived; the one of 5 s has number 4; the newest, of 8 s, waits.
     assert set(timed.needed["a"]) == {0, 4, 7}
     timed = clock.advance()
@@ -101,6 +102,7 @@ def test_copies_share_the_uplink_and_as_many_leave_as_a_peer_has_receivers() -> 
     clock = times(a=Device(speed=1e9, up=8), b=slow, c=slow, size=MB, length=4)
     timed = clock.advance()
     assert [arrival.receiver for arrival in timed.arrivals] == ["b", "c"]
+    assert timed.sending["a"] == 3 * SECOND
     assert set(timed.needed["a"]) == {0, 2, 3}
 
 
@@ -116,6 +118,9 @@ def test_a_device_that_is_offline_pauses_and_so_do_its_transfers() -> None:
     assert Arrival("b", "a") not in first.arrivals
     second = clock.advance()
     assert second.arrivals.count(Arrival("b", "a")) == 2
+    # b's uplink sends while b is online only: the last 10 s of the first minute, and 10 and 20 s.
+    assert first.sending["b"] == 10 * SECOND
+    assert second.sending["b"] == 30 * SECOND
     assert seconds(steps_of(second, "b")) == [(50, day + 40)]
 
 

@@ -8,6 +8,7 @@ from dispfl.clock.links import SECOND
 from dispfl.clock.schedule import Clock, ModelMessage, RoundTimes, RoundWork
 from dispfl.core.device_classes import Device
 from dispfl.errors import RunError
+from dispfl.runs.timing import PHASES
 
 MB = 10**6
 
@@ -18,6 +19,12 @@ def fleet(network: Network | None = None, **devices: Device) -> Fleet:
 
 def ends(times: RoundTimes) -> dict[str, float]:
     return {peer: of_peer.end / SECOND for peer, of_peer in times.peers.items()}
+
+
+def phases(times: RoundTimes, peer: str) -> dict[str, float]:
+    """The seconds of each phase of a peer's round."""
+    of_peer = times.peers[peer]
+    return {phase: getattr(of_peer, phase) / SECOND for phase in PHASES}
 
 
 def test_two_unequal_peers_without_requests():
@@ -135,6 +142,36 @@ def test_a_device_goes_on_where_it_stopped_when_it_is_online_again():
     assert ends(times)["a"] == 60 + 4 + 60
     # b computes from 00:01 to 00:02, and the other 30 s from 00:01 of the next day on.
     assert ends(times)["b"] == 24 * 3600 + 60 + 30
+    # a's minute until b is online is no transfer, and b's time offline is not computing.
+    assert phases(times, "a") == {"computing": 60, "transferring": 4, "waiting": 60, "offline": 0}
+    offline = 24 * 3600
+    assert phases(times, "b") == {
+        "computing": 90,
+        "transferring": 0,
+        "waiting": 0,
+        "offline": offline,
+    }
+
+
+def test_with_a_server_time_offline_is_neither_computing_nor_a_transfer():
+    """b is online in the first minute of the day. It downloads for 20 s, and computes for 50 s: 40
+    s, and 10 s of the next day. Its upload takes the next 20 s. a is ready at 2 s and waits."""
+    b = Device(speed=1e9, up=8, down=8, daily="00:00-00:01")
+    clock = Clock(fleet(a=Device(speed=5e10), b=b))
+    messages = [ModelMessage("server", peer, 20 * MB) for peer in "ab"]
+    messages += [ModelMessage(peer, "server", 20 * MB) for peer in "ab"]
+    operations = dict.fromkeys("ab", 50 * 10**9)
+    times = clock.advance(RoundWork(operations, messages, has_server=True))
+    day = 24 * 3600
+    assert times.end == (day + 10 + 20) * SECOND
+    offline = day - 60
+    assert phases(times, "b") == {
+        "computing": 50,
+        "transferring": 40,
+        "waiting": 0,
+        "offline": offline,
+    }
+    assert phases(times, "a")["waiting"] == day + 30 - 1
 
 
 def test_devices_that_are_never_online_together_are_refused() -> None:
@@ -143,6 +180,21 @@ def test_devices_that_are_never_online_together_are_refused() -> None:
     clock = Clock(fleet(a=a, b=b))
     with refused(RunError):
         clock.advance(RoundWork({"a": 1, "b": 1}, [ModelMessage("b", "a", MB)]))
+
+
+def test_links_that_are_too_slow_are_named_as_the_reason() -> None:
+    """Two copies share a byte per second: each gets half a byte, which is none."""
+    slow = Device(speed=1e9, up=1e-30)
+    clock = Clock(fleet(a=slow, b=slow, c=slow))
+    messages = [ModelMessage("a", receiver, MB) for receiver in "bc"]
+    with refused(RunError):
+        clock.advance(RoundWork(dict.fromkeys("abc", 1), messages))
+
+    slow_server = Network(server_up=1e-30)
+    clock = Clock(fleet(slow_server, a=slow, b=slow, c=slow))
+    messages = [ModelMessage("server", peer, MB) for peer in "abc"]
+    with refused(RunError):
+        clock.advance(RoundWork(dict.fromkeys("abc", 1), messages, has_server=True))
 
 
 def test_random_turns_and_latencies_follow_the_seed():

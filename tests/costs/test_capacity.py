@@ -87,6 +87,8 @@ def test_a_small_memory_limits_the_density() -> None:
     assert unlimited.densities["000"] == 1.0
     with refused(ConfigError, key="fit.floor"):
         fitted(classes=small_memory, method={"name": "dispfl", "density": "fit"})
+    with refused(ConfigError, key="fit.floor"):
+        fitted(classes={"slow": {**SLOW, "memory": 0.01}})
 
 
 def test_what_backward_keeps_of_a_linear_layer_is_its_input() -> None:

@@ -418,6 +418,14 @@ def test_a_state_that_has_not_changed_is_the_file_of_the_round_before(saved: Che
     assert same(again["001"], a_step(1))
 
 
+def test_a_round_without_any_step_has_a_complete_checkpoint(saved: Checkpoints) -> None:
+    for peer in ("000", "001"):
+        assert saved.keep(peer)
+    saved.complete(1)
+    assert saved.finished_rounds() == [1, 2]
+    assert saved.load(2).keys() == {"000", "001"}
+
+
 def test_a_resumed_run_keeps_states_of_the_rounds_before_it(saved: Checkpoints) -> None:
     resumed = Checkpoints(saved.folder)
     assert not resumed.keep("001")  # it does not know yet that there is one

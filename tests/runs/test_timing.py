@@ -20,7 +20,7 @@ from dispfl.report.runs import Budget, read_run
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.links import decode_sizes
-from dispfl.runs.timing import another_fleet, round_work, timed_records
+from dispfl.runs.timing import PHASES, another_fleet, round_work, timed_records, times_by_class
 
 TINY = [
     "peers=4",
@@ -78,11 +78,24 @@ def test_a_record_has_the_mean_times_of_each_class(runs: Path) -> None:
     for record in run.records:
         simulated = record[SIMULATED]
         assert simulated["classes"].keys() == positions.keys()
-        for phase in ("computing", "transferring", "waiting", "busy"):
+        for phase in (*PHASES, "busy"):
             for name, of_class in positions.items():
                 seconds = [simulated[phase]["per_peer"][position] for position in of_class]
                 mean = sum(seconds) / len(of_class)
                 assert simulated["classes"][name][phase] == pytest.approx(mean)
+
+
+def test_the_same_work_takes_the_same_energy_whether_devices_are_always_online(runs: Path) -> None:
+    run = read_run(runs / "plain")
+    energies = []
+    for daily in (None, "00:00-00:10"):
+        device = {"speed": 1e5, "watts": 20, "daily": daily}
+        fleet = another_fleet(run.config, {"classes": {"all": device}})
+        timed = timed_records(run.records, fleet, run.roster)
+        energies.append([record[SIMULATED]["energy"] for record in timed])
+        [of_class] = times_by_class(timed, run.roster, fleet.class_of)
+        assert (of_class.hours["offline"] > 20) == (daily is not None)
+    assert energies[0] == energies[1]
 
 
 def test_a_record_has_every_byte_of_the_ledger(runs: Path) -> None:

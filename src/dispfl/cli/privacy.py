@@ -1,6 +1,7 @@
 """`dispfl privacy`: what a privacy budget costs, before anything is trained."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,16 +50,16 @@ def privacy(
     if not experiment.privacy.enabled:
         raise ConfigError("Give a budget, --epsilon 4, or the noise: privacy.noise_multiplier=1.")
     check_private_method(experiment.method)
-    cost = budget_cost(experiment)
+    costs = budget_costs(experiment)
     if as_json:
-        typer.echo(json.dumps(asdict(cost), indent=2))
+        typer.echo(json.dumps(asdict(costs[0]), indent=2))
     else:
-        _print_cost(experiment, cost)
+        _print_costs(experiment, costs)
 
 
 @dataclass(frozen=True)
 class BudgetCost:
-    """What a privacy budget costs the peer that spends most."""
+    """What a privacy budget costs a peer."""
 
     samples: int
     sampling_rate: float
@@ -66,35 +67,56 @@ class BudgetCost:
     noise_multiplier: float
     clip: float
     delta: float
+    training_rounds: int
+    """The rounds in which the peer trains; with schedule=async its own steps."""
     rounds: int
-    """The rounds that the budget lasts."""
+    """How many of them the budget lasts."""
     epsilon_first_round: float
     epsilon: float
     """What these rounds spend."""
 
 
-def budget_cost(experiment: "Experiment") -> BudgetCost:
-    """Return the noise that an experiment's budget needs, and the rounds that it lasts.
+def budget_costs(experiment: "Experiment") -> list[BudgetCost]:
+    """Return what an experiment's budget costs peers that differ, the one that needs most first.
 
-    Of several classes of devices, it is that of the class that needs most.
+    They differ by the class of their device and, where nobody waits, by their numbers of steps.
     """
-    costs = [_cost_of(experiment, experiment.train)]
-    if experiment.classes:
-        trains = [
-            device.train.applied_to(experiment.train) for device in experiment.classes.values()
-        ]
-        costs = [_cost_of(experiment, train) for train in trains]
-    return max(costs, key=lambda cost: (cost.noise_multiplier, cost.epsilon))
+    if experiment.is_async and experiment.has_clock:
+        costs = _async_costs(experiment)
+    else:
+        trains = [experiment.train]
+        if experiment.classes:
+            trains = [
+                device.train.applied_to(experiment.train) for device in experiment.classes.values()
+            ]
+        samples = _samples(experiment)
+        rounds = _training_rounds(experiment)
+        costs = [_cost_of(experiment, train, samples, rounds) for train in trains]
+    return sorted(costs, key=lambda cost: (cost.noise_multiplier, cost.epsilon), reverse=True)
 
 
-def _cost_of(experiment: "Experiment", train: "Train") -> BudgetCost:
+def _async_costs(experiment: "Experiment") -> list[BudgetCost]:
+    """Return the costs of peers of which each takes as many steps as its device can."""
+    from dispfl.runs.async_clock import steps_in_run
+    from dispfl.runs.prepare import prepare
+
+    experiment.check_async_simulation()
+    _, _, context = prepare(experiment)
+    costs = {}
+    for peer, steps in steps_in_run(context).items():
+        workload = (context.train_of(peer), len(context.data.peers[peer].train), steps)
+        if workload not in costs:
+            costs[workload] = _cost_of(experiment, *workload)
+    return list(costs.values())
+
+
+def _cost_of(experiment: "Experiment", train: "Train", samples: int, rounds: int) -> BudgetCost:
     from dispfl.privacy.accountant import make_plan
 
     settings = experiment.privacy
-    samples = _samples(experiment)
     method = experiment.method.resolved(experiment.topology, experiment.peers)
     steps = method.private_steps(train, samples)
-    rounds = _training_rounds(experiment)
+    training_rounds = rounds
     plan = make_plan(
         settings.epsilon,
         settings.delta,
@@ -114,6 +136,7 @@ def _cost_of(experiment: "Experiment", train: "Train") -> BudgetCost:
         noise_multiplier=plan.noise_multiplier,
         clip=settings.clip,
         delta=settings.delta,
+        training_rounds=training_rounds,
         rounds=rounds,
         epsilon_first_round=plan.spent(steps),
         epsilon=plan.spent(all_steps),
@@ -140,16 +163,26 @@ def _samples(experiment: "Experiment") -> int:
     return min(map(len, split.train))
 
 
-def _print_cost(experiment: "Experiment", cost: BudgetCost) -> None:
+def _print_costs(experiment: "Experiment", costs: Sequence[BudgetCost]) -> None:
+    cost = costs[0]
+    period = "round"
+    batches = "private steps in a round"
+    if experiment.is_async:
+        period = "step"
+        batches = "private batches in a step"
     typer.echo(
         f"{experiment.method.name}, {cost.samples} samples a peer, batches of"
-        f" {experiment.train.batch_size} on average, {cost.steps_per_round} private steps in a"
-        " round"
+        f" {experiment.train.batch_size} on average, {cost.steps_per_round} {batches}"
     )
     deviation = cost.noise_multiplier * cost.clip
-    training_rounds = _training_rounds(experiment)
-    lasts_for = f"{cost.rounds} of {training_rounds} rounds"
-    if training_rounds != experiment.rounds:
+    lasts_for = f"{cost.rounds} of {cost.training_rounds} {period}s"
+    if experiment.is_async and experiment.has_clock:
+        fewest = costs[-1]
+        lasts_for += (
+            f" of the peer that needs most; the one that needs least takes {fewest.training_rounds}"
+            f" steps in {experiment.rounds} rounds, with noise {fewest.noise_multiplier:.4g}"
+        )
+    elif cost.training_rounds != experiment.rounds:
         lasts_for += f": the server selects no peer more often in {experiment.rounds}"
     lines = {
         "noise multiplier": (
@@ -157,8 +190,8 @@ def _print_cost(experiment: "Experiment", cost: BudgetCost) -> None:
             f" gradients that are clipped to norm {cost.clip:g}"
         ),
         "lasts for": lasts_for,
-        "epsilon, first round": f"{cost.epsilon_first_round:.4g}",
-        f"epsilon, {cost.rounds} rounds": f"{cost.epsilon:.4g}   (delta {cost.delta:g})",
+        f"epsilon, first {period}": f"{cost.epsilon_first_round:.4g}",
+        f"epsilon, {cost.rounds} {period}s": f"{cost.epsilon:.4g}   (delta {cost.delta:g})",
     }
     width = max(map(len, lines))
     for label, value in lines.items():

@@ -185,7 +185,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     if run.context.fitted:
         lines.append(_describe_fit(run))
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
-        lines.append(_describe_costs(experiment))
+        lines.append(_describe_costs(run))
     return lines
 
 
@@ -209,17 +209,27 @@ def _describe_fit(run: "ExperimentRun") -> str:
     return f"Densities for a round of {fitted.round_time:.3g} s: {join_and(groups)}."
 
 
-def _describe_costs(experiment: "Experiment") -> str:
+def _describe_costs(run: "ExperimentRun") -> str:
     from dispfl.costs.estimate import CostInputs, estimate, wire_costs
     from dispfl.report.units import bytes_text, flops_text
+    from dispfl.report.wording import plural
+    from dispfl.runs.async_clock import message_sizes
 
+    experiment = run.experiment
     inputs = CostInputs.of(experiment)
+    flops = flops_text(estimate(inputs).flops_per_peer)
+    if experiment.is_async:
+        traffic = "nothing is sent"
+        if run.context.method.gossips:
+            largest = max(size.wire for size in message_sizes(run.context).values())
+            receivers = experiment.topology.connections(experiment.peers)
+            traffic = f"a model of {bytes_text(largest)} to {plural(receivers, 'peer')}"
+        return f"A step of a peer: {traffic}, {flops} of training."
     wire = wire_costs(inputs)
     busiest = 1e6 * max(wire.busiest_up_mb, wire.busiest_down_mb)
     traffic = "nothing is sent"
     if busiest:
         traffic = f"{bytes_text(busiest)} on the wire of the busiest node"
-    flops = flops_text(estimate(inputs).flops_per_peer)
     return f"A round: {traffic}, {flops} of training for a peer that trains."
 
 

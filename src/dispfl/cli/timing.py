@@ -146,8 +146,8 @@ def _print_times(
     console.print("", drawn, "", sep="\n")
     print_text(
         console,
-        "Busy: share of its rounds in which a peer computes, mean over peers; the rest is transfers"
-        " and waiting.",
+        "Busy: share of its rounds in which a peer computes, mean over peers; the rest is"
+        " transfers, waiting and time offline.",
         "dim",
     )
     if len(runs) == 1:

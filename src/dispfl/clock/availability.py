@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -30,6 +30,20 @@ class Availability:
     def next_change(self, time: int) -> int | None:
         """Return when it next goes on- or offline after a time; None: never."""
         return None
+
+    def online_periods(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the periods between two times in which the device is online."""
+        now = start
+        while now < end:
+            change = self.next_change(now)
+            until = end if change is None else min(change, end)
+            if self.is_online(now):
+                yield now, until
+            now = until
+
+    def online_time(self, start: int, end: int) -> int:
+        """Return how long the device is online between two times."""
+        return sum(until - since for since, until in self.online_periods(start, end))
 
     def finish(self, start: int, duration: int) -> int:
         """Return when something is finished that takes this long while the device is online."""
@@ -112,6 +126,8 @@ class Windows(Availability):
 
 
 TRACE_COLUMNS = ("device", "on", "off")
+MAX_HOURS = 100_000
+"""The last time that a trace may have."""
 
 
 def read_traces(path: Path) -> list[Availability]:
@@ -155,17 +171,22 @@ def _window(path: Path, number: int, row: Mapping[str, str | None]) -> tuple[int
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value <= MAX_HOURS:  # nor nan
             raise _bad_trace(
                 path,
                 f"line {number}: {key} is {text[:40]!r}; give the hours since the start, a"
-                " number of at least 0",
+                f" number from 0 to {MAX_HOURS:,}",
             )
         hours.append(value)
     on, off = hours
-    if on >= off:
-        raise _bad_trace(path, f"line {number}: on is {on:g}, which must be before off, {off:g}")
-    return round(on * HOUR), round(off * HOUR)
+    window = (round(on * HOUR), round(off * HOUR))
+    if window[1] - window[0] < MILLISECOND:
+        raise _bad_trace(
+            path,
+            f"line {number}: on is {on:g}, which must be at least a millisecond before off,"
+            f" {off:g}",
+        )
+    return window
 
 
 def _bad_trace(path: Path, problem: str) -> ConfigError:

@@ -14,6 +14,52 @@ FOREVER = 1 << 62
 
 
 @dataclass
+class TimedTransfer:
+    """When something is under way from one device to another."""
+
+    other: str
+    """The device at the other end."""
+    start: int
+    end: int = FOREVER
+
+
+class TransferTimes:
+    """Measures how long at least one transfer of a device is under way, with both ends online."""
+
+    def __init__(self, fleet: Fleet, node: str) -> None:
+        self._fleet = fleet
+        self._online = fleet.availability(node)
+        self._transfers: list[TimedTransfer] = []
+
+    def begin(self, other: str, now: int) -> TimedTransfer:
+        """Note a transfer that begins; whoever knows sets its end."""
+        transfer = TimedTransfer(other, now)
+        self._transfers.append(transfer)
+        return transfer
+
+    def forget(self, time: int) -> None:
+        """Forget what has ended by a time."""
+        self._transfers = [transfer for transfer in self._transfers if transfer.end > time]
+
+    def between(self, start: int, end: int) -> int:
+        """Return how long there is a transfer between two times."""
+        periods: list[tuple[int, int]] = []
+        for transfer in self._transfers:
+            other_online = self._fleet.availability(transfer.other)
+            first = max(start, transfer.start)
+            last = min(end, transfer.end)
+            for since, until in self._online.online_periods(first, last):
+                periods += other_online.online_periods(since, until)
+
+        total = 0
+        covered = start
+        for since, until in sorted(periods):
+            total += max(0, until - max(since, covered))
+            covered = max(covered, until)
+        return total
+
+
+@dataclass
 class TimedEvents:
     """What happens on the devices and links of a fleet, in the order of time."""
 

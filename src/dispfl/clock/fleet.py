@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -359,6 +359,8 @@ def _read_columns(path: Path) -> dict[str, Sequence[Any]]:
     try:
         content = read_regular(path)
         if path.suffix == ".npz":
+            if not is_zipfile(io.BytesIO(content)):
+                raise ValueError("it is no .npz file, or only a part of one; copy it again")
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 return {name: arrays[name].ravel().tolist() for name in arrays.files}
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig")), strict=True))
@@ -380,6 +382,8 @@ def _reason(problem: Exception) -> str:
     """Return what is wrong with a file, without its name."""
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror
+    if "allow_pickle" in str(problem):  # numpy's advice, which would run code of the file
+        return "it has Python objects, which are not unpickled; save columns of numbers and texts"
     return str(problem)
 
 

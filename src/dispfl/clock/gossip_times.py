@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from dispfl.clock.events import TimedEvents
+from dispfl.clock.events import TimedEvents, TimedTransfer, TransferTimes
 from dispfl.clock.fleet import Fleet
 
 
@@ -59,6 +59,8 @@ class TimedRound:
     arrivals: Sequence[Arrival]
     needed: Mapping[str, Collection[int]]
     """The models that later steps may average: by sender, the numbers of their steps."""
+    sending: Mapping[str, int]
+    """How long models of each peer leave, in nanoseconds: while it computes."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,13 @@ class GossipTimes:
         federation.events.forget_use()
 
         needed: dict[str, set[int]] = {}
-        for peer in federation.peers.values():
+        sending = {}
+        for name, peer in federation.peers.items():
             for sender, number in peer.models_in_use():
                 needed.setdefault(sender, set()).add(number)
-        finished = TimedRound(start, end, federation.steps, federation.arrivals, needed)
+            sending[name] = peer.transfers.between(start, end)
+            peer.transfers.forget(end)
+        finished = TimedRound(start, end, federation.steps, federation.arrivals, needed, sending)
         federation.steps = []
         federation.arrivals = []
         return finished
@@ -145,6 +150,8 @@ class _AsyncPeer:
 
     def __init__(self, name: str, federation: _Federation) -> None:
         self.name = name
+        self.transfers = TransferTimes(federation.events.fleet, name)
+        """The copies of its models that have not left."""
         self._federation = federation
         self._starts: list[int] = []
         """When its last steps began: as many as may count for a staleness."""
@@ -212,10 +219,12 @@ class _AsyncPeer:
             self._on_the_way[self._model.number] += 1
             size = self._federation.work.sizes[self.name]
             arrived = partial(self._arrive, receiver, self._model)
-            self._federation.events.send(self.name, receiver, size, now, arrived, self._leave)
+            left = partial(self._leave, self.transfers.begin(receiver, now))
+            self._federation.events.send(self.name, receiver, size, now, arrived, left)
 
-    def _leave(self, now: int) -> None:
+    def _leave(self, transfer: TimedTransfer, now: int) -> None:
         """Give the place of a copy that has left the links to one that waits."""
+        transfer.end = now
         self._on_links -= 1
         self._federation.events.at(now, self._send)  # a newer model may be finished at this time
 

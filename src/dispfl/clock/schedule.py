@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from dispfl.clock.availability import DAY
-from dispfl.clock.events import TimedEvents
+from dispfl.clock.availability import DAY, Availability
+from dispfl.clock.events import TimedEvents, TimedTransfer, TransferTimes
 from dispfl.clock.fleet import Fleet
 from dispfl.clock.links import Link
 from dispfl.errors import RunError
@@ -61,14 +61,26 @@ class PeerTimes:
     start: int
     end: int = 0
     computing: int = 0
-    """Time for computing, offline time in between included."""
+    """Time in which it computes."""
     transferring: int = 0
-    """Time in which a model, or a request for it, is on its way to or from the peer."""
+    """Time in which a model, or a request for it, is on its way to or from the peer, while both
+    ends are online."""
+    offline: int = 0
+    """Time in which its device is offline."""
+    sending: int | None = None
+    """Where nobody waits: time in which its models leave, while it computes."""
+    steps: int | None = None
+    """Where nobody waits: how many steps it finishes."""
 
     @property
     def waiting(self) -> int:
         """The other time."""
-        return self.end - self.start - self.computing - self.transferring
+        return self.end - self.start - self.computing - self.transferring - self.offline
+
+    def finish(self, end: int, availability: Availability) -> None:
+        """End the round of a device that is online so."""
+        self.end = end
+        self.offline = end - self.start - availability.online_time(self.start, end)
 
 
 @dataclass(frozen=True)
@@ -161,36 +173,6 @@ class Clock:
         return min(self._ready.values(), default=first)
 
 
-class _Transferring:
-    """Measures how long at least one transfer of a peer is under way, from its start on."""
-
-    def __init__(self, times: PeerTimes) -> None:
-        self._times = times
-        self._count = 0
-        self._since = 0
-        self._has_stopped = False
-
-    def begin(self, now: int) -> None:
-        if not self._count:
-            self._since = now
-        self._count += 1
-
-    def end(self, now: int) -> None:
-        self._count -= 1
-        if not self._count and not self._has_stopped:
-            self._add(now)
-
-    def stop(self, now: int) -> None:
-        """Stop to measure: what is still on its way is late."""
-        if self._count:
-            self._add(now)
-        self._has_stopped = True
-
-    def _add(self, now: int) -> None:
-        began = max(self._since, self._times.start)
-        self._times.transferring += max(0, now - began)
-
-
 class GossipPeer:
     """A peer in a round without a server."""
 
@@ -216,7 +198,7 @@ class GossipPeer:
         """What it sends when it publishes its model."""
         self._missing = 0
         self._has_started = False
-        self._transferring = _Transferring(self.times)
+        self._transfers = TransferTimes(simulation.fleet, name)
         self._deadline: int | None = None
         """When it stops to wait for the models of this round."""
         self._expects_any = False
@@ -257,44 +239,42 @@ class GossipPeer:
     def begins(self) -> int:
         """When it begins to compute, once all that happens in the round has happened."""
         if self._begins is None:
-            raise RunError(
-                f"Peer {self.name} waits ten years for a model: its device and a neighbour's are"
-                " never online at the same time, or too briefly. Change daily or availability of"
-                " their classes."
-            )
+            missing = [sender for sender in self.senders if sender not in self.arrivals]
+            raise _never_arrives(self._simulation.fleet, self.name, missing)
         return self._begins
 
     def computed(self, operations: int) -> PeerTimes:
         """Return its times, with so many operations after the models have arrived."""
         fleet = self._simulation.fleet
-        duration = fleet.computing_time(self.name, operations)
-        self.times.end = fleet.availability(self.name).finish(self.begins, duration)
-        self.times.computing = self.times.end - self.begins
+        availability = fleet.availability(self.name)
+        self.times.computing = fleet.computing_time(self.name, operations)
+        self.times.transferring = self._transfers.between(self.times.start, self.begins)
+        self.times.finish(availability.finish(self.begins, self.times.computing), availability)
         return self.times
 
     def _request(self, message: ModelMessage, now: int) -> None:
         sender = self._peers[message.sender]
+        transfer = self._transfers.begin(message.sender, now)
 
         def arrived(now: int) -> None:
-            self._transferring.end(now)
+            transfer.end = now
             if sender._has_started:
                 sender._respond(message, now)
             else:
                 sender._responses.append(message)
 
-        self._transferring.begin(now)
         self._simulation.send(self.name, message.sender, message.request, now, arrived)
 
     def _respond(self, message: ModelMessage, now: int) -> None:
         """Send the model to a peer that waits for it."""
         receiver = self._peers[message.receiver]
-        receiver._transferring.begin(now)
-        arrived = partial(receiver._receive, message.sender)
+        transfer = receiver._transfers.begin(self.name, now)
+        arrived = partial(receiver._receive, transfer)
         self._simulation.send(self.name, message.receiver, message.size, now, arrived)
 
-    def _receive(self, sender: str, now: int) -> None:
-        self._transferring.end(now)
-        self.arrivals[sender] = now
+    def _receive(self, transfer: TimedTransfer, now: int) -> None:
+        transfer.end = now
+        self.arrivals[transfer.other] = now
         self._missing -= 1
         self._has_model = True
         self._begin_when_complete(now)
@@ -312,7 +292,25 @@ class GossipPeer:
             return
         if self._has_model or not self._expects_any:
             self._begins = now
-            self._transferring.stop(now)
+
+
+def _never_arrives(fleet: Fleet, peer: str, others: Sequence[str]) -> RunError:
+    """Return the error of a peer whose models, to or from others, are under way for years."""
+    always_online = True
+    for node in (peer, *others):
+        if fleet.availability(node).next_change(0) is not None:
+            always_online = False
+    if always_online:
+        reason = (
+            "its link, or that at the other end, is too slow. Raise up and down of their classes,"
+            " and server_up and server_down of network, or lower network.latency."
+        )
+    else:
+        reason = (
+            "its device and one at the other end are never online at the same time, or too"
+            " briefly. Change daily or availability of their classes."
+        )
+    return RunError(f"Peer {peer} waits ten years for a model: {reason}")
 
 
 def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[str, PeerTimes]:
@@ -325,31 +323,34 @@ def _server_round(simulation: TimedEvents, work: RoundWork, start: int) -> dict[
         else:
             uploads[message.sender] = message.size
     cohort = {peer: PeerTimes(start) for peer in downloads}
-    ends = [start]
+    fleet = simulation.fleet
+    ends: dict[str, int] = {}
 
     def download(peer: str, start: int) -> None:
         def arrived(now: int) -> None:
-            cohort[peer].transferring += now - start
-            duration = simulation.fleet.computing_time(peer, work.operations.get(peer, 0))
-            end = simulation.fleet.availability(peer).finish(now, duration)
-            cohort[peer].computing = end - now
-            simulation.at(end, partial(upload, peer))
+            availability = fleet.availability(peer)
+            duration = fleet.computing_time(peer, work.operations.get(peer, 0))
+            cohort[peer].transferring += availability.online_time(start, now)
+            cohort[peer].computing = duration
+            simulation.at(availability.finish(now, duration), partial(upload, peer))
 
         simulation.send(SERVER, peer, downloads[peer], start, arrived)
 
     def upload(peer: str, began: int) -> None:
         def arrived(now: int) -> None:
-            cohort[peer].transferring += now - began
-            ends.append(now)
+            cohort[peer].transferring += fleet.availability(peer).online_time(began, now)
+            ends[peer] = now
 
         if peer in uploads:
             simulation.send(peer, SERVER, uploads[peer], began, arrived)
         else:  # its step was discarded
-            ends.append(began)
+            ends[peer] = began
 
     for peer in downloads:
         simulation.at(start, partial(download, peer))
     simulation.run()
-    for times in cohort.values():
-        times.end = max(ends)
+    for peer, times in cohort.items():
+        if peer not in ends:
+            raise _never_arrives(fleet, peer, [SERVER])
+        times.finish(max(ends.values()), fleet.availability(peer))
     return cohort

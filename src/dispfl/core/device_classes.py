@@ -49,9 +49,9 @@ class Device(Settings):
     """What it draws while it computes."""
     memory: float | None = Field(default=None, gt=0)
     """MB (1e6 bytes) that it has for training; `method.density=fit` chooses a model that fits."""
-    on_hours: float | None = Field(default=None, ge=0.001)
+    on_hours: float | None = Field(default=None, ge=0.001, le=100_000)
     """With `off_hours`: it is online in turns of random length, with this mean."""
-    off_hours: float | None = Field(default=None, ge=0.001)
+    off_hours: float | None = Field(default=None, ge=0.001, le=100_000)
     """The mean length of the turns in between."""
     daily: str | None = None
     """When it is online each day, such as 22:00-06:00; a run starts at midnight."""

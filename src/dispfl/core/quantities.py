@@ -282,7 +282,8 @@ ROUND_QUANTITIES = (
     Quantity(
         f"{SIMULATED}.computing",
         Shape.PEERS,
-        "simulated time that the peer computes in the round; null for a peer that took no part",
+        "simulated time that the peer computes in the round, offline time not counted; null for a"
+        " peer that took no part",
         unit="s",
         higher_is_better=False,
     ),
@@ -290,7 +291,7 @@ ROUND_QUANTITIES = (
         f"{SIMULATED}.transferring",
         Shape.PEERS,
         "simulated time in which a model, or a request for it, is on its way to the peer, or to the"
-        " server and back",
+        " server and back, while both ends are online",
         unit="s",
         higher_is_better=False,
     ),
@@ -298,6 +299,21 @@ ROUND_QUANTITIES = (
         f"{SIMULATED}.waiting",
         Shape.PEERS,
         "the rest of the peer's round: it waits for others",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.offline",
+        Shape.PEERS,
+        "simulated time of the peer's round in which its device is offline",
+        unit="s",
+        higher_is_better=False,
+    ),
+    Quantity(
+        f"{SIMULATED}.sending",
+        Shape.PEERS,
+        "with `schedule=async`, simulated time in which models of the peer leave, while it"
+        " computes: this is part of `computing`; otherwise null",
         unit="s",
         higher_is_better=False,
     ),
@@ -319,8 +335,9 @@ ROUND_QUANTITIES = (
     Quantity(
         f"{SIMULATED}.classes",
         Shape.CLASSES,
-        "`computing`, `transferring`, `waiting` and `busy` of each class of devices, mean over its"
-        " peers; null where none took part",
+        "`computing`, `transferring`, `waiting`, `offline` and `busy` of each class of devices,"
+        " mean over its peers, and with `schedule=async` `sending` and `steps`; null where none"
+        " took part",
     ),
 )
 """The quantities of a whole round; `runs/metrics.py: round_metrics` computes them."""

@@ -106,10 +106,13 @@ def _check_memory(work: "_Workload", fit: Fit, fleet: Fleet, peer: str) -> None:
     if work.fits_memory(fit.floor):
         return
     needed = work.memory(fit.floor) / MEGABYTE
+    fix = "Lower fit.floor or train.batch_size"
+    if not work.masks_channels:
+        fix += ", use method.structure=channels"
     raise ConfigError(
         f"The memory of a device of class {fleet.class_of[peer]}, {work.device.memory:g} MB, fits"
-        f" no density: with {fit.floor:g} (fit.floor) a step needs {needed:.3g} MB. Lower fit.floor"
-        " or train.batch_size, use method.structure=channels, or leave the device out.",
+        f" no density: with {fit.floor:g} (fit.floor) a step needs {needed:.3g} MB. {fix}, or"
+        " leave the device out.",
         key="fit.floor",
     )
 
@@ -134,6 +137,11 @@ class _Workload:
             seconds += transferred / (min(rates) * MEGABIT)
         return seconds
 
+    @property
+    def masks_channels(self) -> bool:
+        """Whether a smaller density makes the network smaller that is computed."""
+        return self._costs.masks_channels
+
     def memory(self, density: float) -> int:
         """Return the bytes of a training step."""
         return self._costs.memory(density, min(self.train.batch_size, self.samples))
@@ -149,6 +157,7 @@ class _CostsByDensity:
     """What a peer of a density computes, sends and keeps in memory; the same for all peers."""
 
     def __init__(self, context: RunContext) -> None:
+        self.masks_channels = context.method.masks_channels
         self._context = context
         self._peer = context.data.participants[0]
         self._states: dict[float, PeerState] = {}

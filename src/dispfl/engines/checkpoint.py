@@ -166,14 +166,19 @@ class Checkpoints:
         self._last_write = time.monotonic()
 
     def _write_part(self, t: int, steps: Mapping[str, StepResult]) -> None:
-        folder = self._round(t + 1)
-        with plain_disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder)
+        folder = self._make_folder(t + 1)
         path = self._next_part(folder)
         write_part(path, steps)
         self._note(path, steps)
         self.on_written(t + 1, path)
+
+    def _make_folder(self, rounds: int) -> Path:
+        """Make the folder of the checkpoint after this many rounds, if there is none; return it."""
+        folder = self._round(rounds)
+        with plain_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder)
+        return folder
 
     def _note(self, path: Path, peers: Collection[str]) -> None:
         """Note that a part has the newest states of these peers."""
@@ -203,6 +208,8 @@ class Checkpoints:
 
     def _complete(self, t: int, kept: Collection[str], last: bool) -> None:
         folder = self._round(t + 1)
+        if not folder.exists():  # a round without any step has written no part
+            self._make_folder(t + 1)
         parts = self._keep_parts(folder, kept)
         parts += sorted(file.name for file in _own_parts(folder))
         manifest = {"version": VERSION, "rounds": t + 1, "parts": parts}

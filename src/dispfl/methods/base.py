@@ -505,7 +505,7 @@ def _check_density(value: Any) -> Any:
 
 def _check_one_density(density: Any, value: Any) -> None:
     if isinstance(density, bool) or not isinstance(density, (int, float)):
-        raise ValueError(f"must be a number in (0, 1], or a list of them, got {value!r}.")
+        raise ValueError(f"must be a number in (0, 1], a list of them, or fit, got {value!r}.")
     if not 0 < density <= 1:
         hint = ""
         if 1 < density <= 100:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def _legend(comparison: Comparison, columns: set[str]) -> Iterator[str]:
 
     yield _budget_sentence(comparison)
     if comparison.lacks_scores:
-        yield f"{UNKNOWN}: no evaluated round within the budget."
+        yield f"{UNKNOWN}: no evaluated round within the budget.{_more_hours_hint(comparison)}"
     yield _score_sentence(comparison)
     if comparison.differences and shows("against", "difference"):
         yield f"Against {_references(comparison)}: {paired_over(comparison.differences)}"
@@ -374,6 +375,21 @@ def _budget_sentence(comparison: Comparison) -> str:
     if len(comparison.limits) > 1:
         limit += ", mean over seeds"
     return f"{limit}."
+
+
+def _more_hours_hint(comparison: Comparison) -> str:
+    """Return which row leaves the others too few hours, and the setting that gives it more."""
+    totals = {row.label: row.runs[0].hours for row in comparison.rows if row.runs[0].hours}
+    if comparison.budget is not Budget.HOURS or len(totals) < 2:
+        return ""
+    shortest = min(comparison.rows, key=lambda row: totals.get(row.label, inf))
+    longest = max(totals, key=lambda label: totals[label])
+    hint = f" {shortest.label} has the fewest hours"
+    run = shortest.runs[0]
+    if run.config.get("schedule") != "async":
+        return f"{hint}; raise its rounds."
+    hours = totals[longest] / len(run.records)
+    return f"{hint}; with hours_per_round={hours:.2g} it has as many as {longest}."
 
 
 def _limit_text(budget: Budget, limit: float) -> str:

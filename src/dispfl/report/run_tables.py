@@ -208,9 +208,18 @@ def time_notes(simulated: Metrics | None) -> Iterator[str]:
     if not simulated:
         return
     for of_class in simulated["classes"]:
-        parts = []
-        for phase in PHASES:
-            parts.append(f"{phase} {duration_text(of_class[f'{phase}_hours'])}")
+        durations = {phase: duration_text(of_class[f"{phase}_hours"]) for phase in PHASES}
+        if "steps" in of_class:  # nobody waits
+            steps = format_short(of_class["steps"], 1)
+            sending = duration_text(of_class["sending_hours"])
+            parts = [
+                f"{steps} steps",
+                f"computing {durations['computing']}",
+                f"meanwhile sending {sending}",
+                f"offline {durations['offline']}",
+            ]
+        else:
+            parts = [f"{phase} {duration}" for phase, duration in durations.items()]
         peers = plural(of_class["peers"], "peer")
         yield f"  {of_class['class']}, {peers}: {', '.join(parts)}, busy {of_class['busy']:.0%}"
     if simulated["energy"] is not None:

@@ -14,7 +14,8 @@ from dispfl.report.html import Figure, Figures, Heading, HtmlTable, Section
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import RecordedRun
 from dispfl.report.units import HOURS, Unit, axis_unit, duration_text
-from dispfl.runs.timing import PHASES, times_by_class
+from dispfl.report.wording import UNKNOWN, format_short
+from dispfl.runs.timing import PHASES, ClassTimes, times_by_class
 
 MAX_PEERS = 24
 """Peers that a timeline shows: of more, some of each class."""
@@ -24,11 +25,25 @@ WIDTH = 560.0
 LEFT = 130.0
 ROW = 15.0
 BOTTOM = 58.0
-COLOURS = {"computing": "C0", "transferring": "C1", "waiting": "0.85"}
+SENDING = "sending"
+"""What a peer that does not wait does beside computing."""
+WITHOUT_WAITING = ("computing", SENDING, "offline")
+COLOURS = {
+    "computing": "C0",
+    "transferring": "C1",
+    SENDING: "C1",
+    "waiting": "0.85",
+    "offline": "0.5",
+}
 """Of the figure for papers."""
 NOTE = (
-    "Within a round, waiting, transfers and computing are drawn one after another, though transfers"
-    " and waiting may alternate."
+    "Within a round, times offline, waiting, transfers and computing are drawn one after another,"
+    " though they may alternate."
+)
+
+NOTE_WITHOUT_WAITING = (
+    "Of each round it is drawn how long a peer is offline, how long it computes, and how long its"
+    " models leave meanwhile, not when in the round."
 )
 
 
@@ -36,17 +51,22 @@ class Phase(NamedTuple):
     """A part of a peer's round."""
 
     name: str
-    """One of `PHASES`."""
+    """One of `PHASES`, or `SENDING`."""
     start: float
     """In hours."""
     hours: float
+
+
+def shown_phases(run: RecordedRun) -> Sequence[str]:
+    """Return the phases that a run's timeline has."""
+    return WITHOUT_WAITING if run.config.get("schedule") == "async" else PHASES
 
 
 def timeline(run: RecordedRun, peer: int) -> Iterator[Phase]:
     """Yield how a peer, given by its position, spends the first rounds."""
     links = run.links(0)
     has_server = links is not None and links.has_server
-    order = ("transferring", "computing", "waiting") if has_server else PHASES[::-1]
+    order = ("transferring", "computing", "waiting", "offline") if has_server else PHASES[::-1]
     for record in run.records[:MAX_ROUNDS]:
         times = record[SIMULATED]
         if times["end"] is None or times["end"]["per_peer"][peer] is None:
@@ -57,6 +77,9 @@ def timeline(run: RecordedRun, peer: int) -> Iterator[Phase]:
             if seconds[phase]:
                 yield Phase(phase, start / 3600, seconds[phase] / 3600)
             start += seconds[phase]
+        sending = _seconds(times[SENDING], peer)
+        if sending:  # drawn upon the computing, which is the last in the round
+            yield Phase(SENDING, (start - sending) / 3600, sending / 3600)
 
 
 def _seconds(spread: Mapping[str, Any] | None, peer: int) -> float:
@@ -86,7 +109,8 @@ def time_section(results: ReportResults) -> Section | None:
     figures = list(quantity_figures(results, "time"))
     for row in clocked:
         drawing = _timeline_svg(row.runs[0], row.runs[0].device_class_of)
-        figures.append(Figure(f"{row.label}: the first rounds", drawing, NOTE, [row]))
+        note = NOTE_WITHOUT_WAITING if SENDING in shown_phases(row.runs[0]) else NOTE
+        figures.append(Figure(f"{row.label}: the first rounds", drawing, note, [row]))
     section.add(Figures(figures))
     return section
 
@@ -94,22 +118,29 @@ def time_section(results: ReportResults) -> Section | None:
 def _class_table(rows: Sequence[ComparisonRow]) -> HtmlTable:
     headings = [Heading("row"), Heading("class of devices")]
     headings += [Heading(name, "number") for name in ("peers", *PHASES, "busy")]
-    table = HtmlTable("How the devices of each class spend a run, mean over its peers", headings)
+    title = "How the devices of each class spend a run, mean over its peers"
+    has_steps = any(SENDING in shown_phases(row.runs[0]) for row in rows)
+    if has_steps:
+        headings += [Heading(name, "number") for name in (SENDING, "steps")]
+        title += "; who does not wait sends while it computes"
+    table = HtmlTable(title, headings)
     for row in rows:
         run = row.runs[0]
-        simulated = [record[SIMULATED] for record in run.records]
-        for of_class in times_by_class(simulated, run.roster, run.device_class_of):
+        for of_class in times_by_class(run.records, run.roster, run.device_class_of):
             durations = [duration_text(of_class.hours[phase]) for phase in PHASES]
-            table.rows.append(
-                [
-                    row.label,
-                    of_class.name,
-                    str(of_class.peers),
-                    *durations,
-                    f"{of_class.busy:.0%}",
-                ]
-            )
+            cells = [row.label, of_class.name, str(of_class.peers)]
+            cells += [*durations, f"{of_class.busy:.0%}"]
+            if has_steps:
+                cells += _beside(of_class)
+            table.rows.append(cells)
     return table
+
+
+def _beside(of_class: ClassTimes) -> list[str]:
+    """Return the cells of what only peers do that do not wait."""
+    if of_class.sending is None or of_class.steps is None:
+        return [UNKNOWN, UNKNOWN]
+    return [duration_text(of_class.sending), format_short(of_class.steps, 1)]
 
 
 def _timeline_svg(run: RecordedRun, class_of: Mapping[str, str]) -> Markup:
@@ -130,8 +161,8 @@ def _timeline_svg(run: RecordedRun, class_of: Mapping[str, str]) -> Markup:
         drawn.append(element("text", text, class_="tick x", x=scale(value), y=height + 16))
     middle = (LEFT + WIDTH) / 2
     drawn.append(element("text", unit.name, class_="axis x", x=middle, y=height + 32))
-    for number, phase_name in enumerate(PHASES):
-        x = LEFT + 130 * number
+    for number, phase_name in enumerate(shown_phases(run)):
+        x = LEFT + 105 * number
         drawn.append(
             element("rect", class_=phase_name, x=x, y=height + BOTTOM - 14, width=12, height=10)
         )
@@ -143,9 +174,10 @@ def _bar(phase: Phase, label: str, y: float, scale: LinearScale, unit: Unit) -> 
     left = scale(phase.start / unit.scale)
     right = scale((phase.start + phase.hours) / unit.scale)
     title = element("title", f"{label}: {phase.name} {duration_text(phase.hours)}")
-    return element(
-        "rect", title, class_=phase.name, x=left, y=y, width=right - left, height=ROW - 3
-    )
+    height = ROW - 3
+    if phase.name == SENDING:
+        height /= 3
+    return element("rect", title, class_=phase.name, x=left, y=y, width=right - left, height=height)
 
 
 def draw_timeline(run: RecordedRun, class_of: Mapping[str, str], to: Path) -> None:
@@ -161,11 +193,13 @@ def draw_timeline(run: RecordedRun, class_of: Mapping[str, str], to: Path) -> No
     axes = drawing.subplots()
     for row, peer in enumerate(peers):
         for phase in timeline(run, peer):
+            is_sending = phase.name == SENDING
             axes.barh(
-                row,
+                row - 0.4,
                 phase.hours / unit.scale,
                 left=phase.start / unit.scale,
-                height=0.8,
+                height=0.27 if is_sending else 0.8,
+                align="edge",
                 color=COLOURS[phase.name],
             )
     names = [run.roster[peer] for peer in peers]
@@ -173,8 +207,12 @@ def draw_timeline(run: RecordedRun, class_of: Mapping[str, str], to: Path) -> No
     axes.set_yticks(range(len(peers)), labels, fontsize="x-small")
     axes.invert_yaxis()
     axes.set(xlabel=f"simulated {unit.name}", xlim=(0, _end(run) / unit.scale))
-    patches = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    patches = [Patch(color=COLOURS[name], label=name) for name in shown_phases(run)]
     drawing.legend(
-        handles=patches, loc="outside lower center", ncols=3, fontsize="small", frameon=False
+        handles=patches,
+        loc="outside lower center",
+        ncols=len(patches),
+        fontsize="small",
+        frameon=False,
     )
     save_figure(drawing, to)

@@ -1,6 +1,7 @@
 """The clock of an asynchronous run, which decides what happens in a round."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from statistics import median_low
@@ -64,9 +65,18 @@ class AsyncClock:
         assert self._round is not None, "a round has been simulated"
         start = self._round.start
         end = self._round.end
+        steps = Counter(step.peer for step in self._round.steps)
         peers = {}
         for peer in self.times.fleet.peers:
-            peers[peer] = PeerTimes(start, end, computing=end - start)
+            availability = self.times.fleet.availability(peer)
+            times = PeerTimes(
+                start,
+                computing=availability.online_time(start, end),
+                sending=self._round.sending[peer],
+                steps=steps[peer],
+            )
+            times.finish(end, availability)
+            peers[peer] = times
         return simulated_times(RoundTimes(end, peers), self.times.fleet, self.context.roster)
 
 

@@ -1,6 +1,7 @@
 """Execution of runs: new or resumed, with or without a run directory."""
 
 import contextlib
+import logging
 import os
 import tempfile
 import warnings
@@ -53,6 +54,7 @@ from dispfl.runs.saved import context_of
 from dispfl.runs.timing import summarize_times
 from dispfl.runs.unseen_peers import evaluate_newcomers
 
+log = logging.getLogger("dispfl")
 MAY_DIFFER = ("data.dir", "workers", "engine", "memory_limit", "checkpoint_every")
 """Settings that do not change results, so that a resumed run may have others."""
 
@@ -94,6 +96,7 @@ def execute(
                 context = replace(context, step_counts=steps_in_run(context))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         _warn_about_buffers(context)
+        _warn_about_memory(context)
 
         with forked_generators(context.settings.device):
             checkpoints = directory.checkpoints if directory else None
@@ -181,6 +184,20 @@ def _warn_about_buffers(context: RunContext) -> None:
         " learning.",
         stacklevel=4,
     )
+
+
+def _warn_about_memory(context: RunContext) -> None:
+    """Say that the memory of devices changes nothing where no density is chosen by it."""
+    if context.fitted is not None:
+        return
+    for name, device in context.simulation.classes.items():
+        if device.memory is not None:
+            log.warning(
+                "classes.%s.memory is %g, which counts with method.density=fit only; omit it, or"
+                " use method.density=fit.",
+                name,
+                device.memory,
+            )
 
 
 def _summary(

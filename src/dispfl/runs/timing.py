@@ -12,7 +12,7 @@ from typing import Any
 from dispfl.clock.availability import HOUR
 from dispfl.clock.fleet import Fleet, Network, make_fleet
 from dispfl.clock.links import SECOND
-from dispfl.clock.schedule import Clock, ModelMessage, RoundTimes, RoundWork
+from dispfl.clock.schedule import Clock, ModelMessage, PeerTimes, RoundTimes, RoundWork
 from dispfl.core.device_classes import read_classes
 from dispfl.core.names import roster_of
 from dispfl.core.quantities import SIMULATED
@@ -98,7 +98,7 @@ def timed_records(records: Sequence[Metrics], fleet: Fleet, roster: Sequence[str
     return [{**record, SIMULATED: clock.advance(record)} for record in records]
 
 
-PHASES = ("computing", "transferring", "waiting")
+PHASES = ("computing", "transferring", "waiting", "offline")
 """How a peer spends a round."""
 
 
@@ -147,43 +147,55 @@ def round_work(record: Mapping[str, Any], roster: Sequence[str]) -> RoundWork:
 
 def simulated_times(times: RoundTimes, fleet: Fleet, roster: Sequence[str]) -> Metrics:
     """Return the times of a round as a line of the metrics has them."""
-    phases: dict[str, list[float | None]] = {phase: [] for phase in ("end", *PHASES, "busy")}
+    of_peers = [_peer_times(times.peers.get(peer)) for peer in roster]
+    spreads = {}
+    for name in ("end", *PHASES, "sending", "busy"):
+        spreads[name] = spread([of_peer.get(name) for of_peer in of_peers])
     joules = 0.0
     has_watts = True
-    for peer in roster:
-        of_peer = times.peers.get(peer)
-        for phase in ("end", *PHASES):
-            seconds = None if of_peer is None else getattr(of_peer, phase) / SECOND
-            phases[phase].append(seconds)
-        busy = None
-        if of_peer is not None and of_peer.end > of_peer.start:
-            busy = of_peer.computing / (of_peer.end - of_peer.start)
-        phases["busy"].append(busy)
+    for peer, of_peer in zip(roster, of_peers, strict=True):
         watts = fleet.devices[peer].watts
         if watts is None:
             has_watts = False
-        elif of_peer is not None:
-            joules += watts * of_peer.computing / SECOND
+        else:
+            joules += watts * of_peer.get("computing", 0.0)
     return {
         "hours": times.end / HOUR,
-        **{name: spread(values) for name, values in phases.items()},
+        **spreads,
         "energy": joules / 3600 if has_watts else None,
-        "classes": _means_by_class(phases, [fleet.class_of[peer] for peer in roster]),
+        "classes": _means_by_class(of_peers, [fleet.class_of[peer] for peer in roster]),
     }
 
 
+def _peer_times(times: PeerTimes | None) -> dict[str, float]:
+    """Return how a peer spends a round, in seconds; nothing if it takes no part."""
+    if times is None:
+        return {}
+    values = {name: getattr(times, name) / SECOND for name in ("end", *PHASES)}
+    if times.end > times.start:
+        values["busy"] = times.computing / (times.end - times.start)
+    if times.sending is not None:
+        values["sending"] = times.sending / SECOND
+    if times.steps is not None:
+        values["steps"] = times.steps
+    return values
+
+
 def _means_by_class(
-    phases: Mapping[str, Sequence[float | None]], class_names: Sequence[str]
+    of_peers: Sequence[Mapping[str, float]], class_names: Sequence[str]
 ) -> dict[str, dict[str, float | None]]:
     """Return how the peers of each class spend a round, mean over those that took part."""
+    names = [*PHASES, "busy"]
+    if any("steps" in of_peer for of_peer in of_peers):
+        names += ["sending", "steps"]
     by_class: dict[str, dict[str, float | None]] = {name: {} for name in sorted(set(class_names))}
-    for phase in (*PHASES, "busy"):
-        measured: dict[str, list[float]] = {name: [] for name in by_class}
-        for name, value in zip(class_names, phases[phase], strict=True):
-            if value is not None:
-                measured[name].append(value)
-        for name, values in measured.items():
-            by_class[name][phase] = fmean(values) if values else None
+    for name in names:
+        measured: dict[str, list[float]] = {class_name: [] for class_name in by_class}
+        for class_name, of_peer in zip(class_names, of_peers, strict=True):
+            if name in of_peer:
+                measured[class_name].append(of_peer[name])
+        for class_name, values in measured.items():
+            by_class[class_name][name] = fmean(values) if values else None
     return by_class
 
 
@@ -195,6 +207,10 @@ class ClassTimes:
     peers: int
     hours: Mapping[str, float]
     """Hours of each phase."""
+    sending: float | None = None
+    """Where nobody waits: hours in which its models leave, while it computes."""
+    steps: float | None = None
+    """Where nobody waits: how many steps it takes."""
 
     @property
     def busy(self) -> float:
@@ -204,31 +220,44 @@ class ClassTimes:
 
 
 def times_by_class(
-    simulated: Sequence[Mapping[str, Any]], roster: Sequence[str], class_of: Mapping[str, str]
+    records: Sequence[Mapping[str, Any]], roster: Sequence[str], class_of: Mapping[str, str]
 ) -> list[ClassTimes]:
-    """Return how the peers of each class spend the rounds of a run, by name."""
+    """Return how the peers of each class spend the rounds of a run with a clock, by name."""
     by_class: dict[str, list[int]] = {}
     for position, peer in enumerate(roster):
         by_class.setdefault(class_of.get(peer, "all"), []).append(position)
     classes = []
     for name, positions in sorted(by_class.items()):
-        hours = dict.fromkeys(PHASES, 0.0)
-        for times in simulated:
-            for phase in PHASES:
-                per_peer = (times[phase] or {"per_peer": []})["per_peer"]
-                seconds = [per_peer[position] or 0.0 for position in positions if per_peer]
-                hours[phase] += sum(seconds) / len(positions) / 3600
-        classes.append(ClassTimes(name, len(positions), hours))
+        simulated = [record[SIMULATED] for record in records]
+        hours = {}
+        for phase in PHASES:
+            hours[phase] = _total([times[phase] for times in simulated], positions) / 3600
+        sending = None
+        steps = None
+        if any(times["sending"] for times in simulated):
+            sending = _total([times["sending"] for times in simulated], positions) / 3600
+            steps = _total([record["steps"] for record in records], positions)
+        classes.append(ClassTimes(name, len(positions), hours, sending, steps))
     return classes
+
+
+def _total(spreads: Sequence[Mapping[str, Any] | None], positions: Sequence[int]) -> float:
+    """Return the sum of a quantity over rounds, mean over the peers at these positions."""
+    total = 0.0
+    for of_round in spreads:
+        if of_round is not None:
+            total += sum(of_round["per_peer"][position] or 0.0 for position in positions)
+    return total / len(positions)
 
 
 def summarize_times(
     records: Sequence[Mapping[str, Any]], roster: Sequence[str], class_of: Mapping[str, str]
 ) -> Metrics | None:
     """Return the simulated times of a whole run, as its summary has them; None without a clock."""
-    simulated = [record[SIMULATED] for record in records if record.get(SIMULATED)]
-    if not simulated:
+    timed = [record for record in records if record.get(SIMULATED)]
+    if not timed:
         return None
+    simulated = [record[SIMULATED] for record in timed]
     busy = []
     energy = 0.0
     has_energy = True
@@ -238,15 +267,15 @@ def summarize_times(
         has_energy = has_energy and times["energy"] is not None
         energy += times["energy"] or 0.0
     classes = []
-    for of_class in times_by_class(simulated, roster, class_of):
-        classes.append(
-            {
-                "class": of_class.name,
-                "peers": of_class.peers,
-                **{f"{phase}_hours": hours for phase, hours in of_class.hours.items()},
-                "busy": of_class.busy,
-            }
-        )
+    for of_class in times_by_class(timed, roster, class_of):
+        values: Metrics = {"class": of_class.name, "peers": of_class.peers}
+        for phase, hours in of_class.hours.items():
+            values[f"{phase}_hours"] = hours
+        values["busy"] = of_class.busy
+        if of_class.steps is not None:
+            values["sending_hours"] = of_class.sending
+            values["steps"] = of_class.steps
+        classes.append(values)
     return {
         "hours": simulated[-1]["hours"],
         "hours_per_round": simulated[-1]["hours"] / len(simulated),
