@@ -237,6 +237,20 @@ def test_a_run_that_cannot_be_drawn_is_named_beside_the_report_of_the_others(
             assert "<h1>evil</h1>" in client.page("/page/runs/evil")
 
 
+def test_a_huge_file_is_named_and_not_read(write: Write, tmp_path: Path) -> None:
+    """Each has 5 GB of zeros, which take no space on the disk."""
+    for name in ("metrics.jsonl", "summary.json", ".progress.json", "split.safetensors"):
+        with (write(f"runs/huge{name}", [[0.5, 0.6]]) / name).open("a") as file:
+            file.truncate(5_000_000_000)
+    write("runs/good", [[0.5, 0.6]])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            assert client.page("/").count("5,000 MB; pages read files of at most 500 MB") == 4
+            assert "metrics.jsonl has 5,000 MB" in client.page("/page/runs/hugemetrics.jsonl")
+            assert "<h1>Dis-PFL</h1>" in client.page("/page/runs")  # good
+
+
 def test_beyond_this_machine_a_token_is_asked_for(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:

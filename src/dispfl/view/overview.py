@@ -1,5 +1,6 @@
 """What the list of runs shows of a run: its state, progress, time left, score and curve."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, RunError
 from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
 from dispfl.report.labels import METHOD_LABELS
 from dispfl.report.runs import RecordedRun, read_run
-from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.directory import LABELS, SPLIT, read_metrics, read_summary
 from dispfl.runs.metrics import main_scores, measure_of
-from dispfl.runs.progress_file import RunProgress, read_progress
+from dispfl.runs.progress_file import PROGRESS, RunProgress, read_progress
 from dispfl.view.folders import Signature, signature
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
@@ -24,6 +25,8 @@ MAX_DETAIL_CHARS = 400
 """Of the reason why a run has failed."""
 STATUS = "status.json"
 """What the node of a site writes into its run directory."""
+MAX_FILE_MB = 500
+"""A page does not read larger files, which take much memory and time, whoever made them."""
 TIMED_ROUNDS = 5
 """The time left follows from so many rounds."""
 UNREADABLE = (
@@ -72,6 +75,26 @@ class RunOverview:
         return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
 
+def check_sizes(path: Path) -> None:
+    """Refuse a run directory with a file that is too large for a page."""
+    files = [path / name for name in (*FILES, PROGRESS, STATUS, SPLIT)]
+    files.append(path.parent.parent / LABELS)
+    for file in files:
+        megabytes = 0.0
+        with contextlib.suppress(OSError):
+            megabytes = file.stat().st_size / 1e6
+        if megabytes > MAX_FILE_MB:
+            raise RunError(
+                f"{file} has {megabytes:,.0f} MB; pages read files of at most {MAX_FILE_MB} MB."
+            )
+
+
+def read_run_for_page(path: Path) -> RecordedRun:
+    """Read a run directory whose files are not too large."""
+    check_sizes(path)
+    return read_run(path)
+
+
 def run_signature(path: Path) -> tuple[Signature | bool, ...]:
     """Return what changes when a run or a site of it makes a round, starts or ends."""
     of_sites = [signature(site / RUN, [STATUS]) for site in site_folders(path)]
@@ -96,6 +119,7 @@ def site_folders(path: Path) -> list[Path]:
 def site_status(site: Path) -> dict[str, Any]:
     """Return what the node of a site last wrote; nothing if it cannot be read."""
     try:
+        check_sizes(site / RUN)
         status = json.loads(read_regular(site / RUN / STATUS))
         sum(peer["missed"] for peer in status["peers"].values())
         float(status["score"] or 0)
@@ -121,6 +145,7 @@ def activity_of(
 def quick_overview(path: Path) -> RunOverview:
     """Return the overview without the curve, if the run's summary has all the rest."""
     try:
+        check_sizes(path)
         summary = read_summary(path)
         if summary is None or is_active(path):
             return overview(path)
@@ -144,7 +169,7 @@ def quick_overview(path: Path) -> RunOverview:
 def overview(path: Path) -> RunOverview:
     """Return the overview of a run; of one that cannot be read, the reason."""
     try:
-        return overview_of(read_run(path))
+        return overview_of(read_run_for_page(path))
     except UNREADABLE as problem:
         return unreadable_overview(path, problem)
 
