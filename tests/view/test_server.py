@@ -266,18 +266,20 @@ def test_beyond_this_machine_a_token_is_asked_for(
             for path in ("/", "/page/runs/a", "/events/", "/?token=wrong"):
                 response = client.request(path)
                 assert response.status == 401
+                assert response.getheader("X-Frame-Options") == "DENY"
                 assert b"runs/a" not in response.read()
             form = {"Content_Type": "application/x-www-form-urlencoded"}
-            assert client.request("/token", "POST", "token=wrong", **form).status == 401
+            assert client.request("/", "POST", "token=wrong", **form).status == 401
             admitted = [
-                client.request("/token", "POST", f"token={place.token}", **form),
-                client.request(f"/?token={place.token}"),
+                client.request("/page/runs/a", "POST", f"token={place.token}", **form),
+                client.request(f"/page/runs/a?token={place.token}"),
             ]
             for response in admitted:
                 assert response.status == 303
+                assert response.getheader("Location") == "/page/runs/a"
                 cookie = response.getheader("Set-Cookie", "")
                 assert "HttpOnly" in cookie
-                assert "SameSite=Strict" in cookie
+                assert "SameSite=Lax" in cookie
                 assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
             assert client.request("/", Host="evil.example").status == 403
             redirect = client.request(f"//evil.example/?token={place.token}")
