@@ -150,6 +150,21 @@ def test_a_reader_keeps_the_place_in_a_page_that_is_updated(
         assert page.evaluate(focused) == "Save By traffic as PNG"
 
 
+def test_selected_text_can_be_copied_while_its_part_changes(
+    page: "Page", write: Write, tmp_path: Path
+) -> None:
+    path = write("runs/a", [[0.5, 0.6], [0.6, 0.7]], rounds=9)
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        page.goto(f"{place.address}page/runs/a")
+        page.evaluate("getSelection().selectAllChildren(document.querySelector('#now .remark'))")
+        append_round(path)
+        page.locator("#results td[data-label=Rounds]", has_text="3 of 9").wait_for()
+        assert page.evaluate("String(getSelection())").startswith("2 of 9 rounds finished")
+        page.evaluate("getSelection().removeAllRanges()")
+        page.locator("#now", has_text="3 of 9 rounds finished").wait_for()
+
+
 def test_the_token_is_asked_for_once_and_leads_to_the_page_that_was_asked_for(
     page: "Page", write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
