@@ -94,6 +94,21 @@ def test_the_list_links_to_reports_of_runs_and_comparisons(client: Client) -> No
     assert "Dis-PFL and Local</h1>" in client.page("/page/runs/five")
 
 
+def test_a_comparison_is_linked_while_all_of_its_runs_are_running(
+    write: Write, tmp_path: Path
+) -> None:
+    with ExitStack() as running:
+        for name in ("dispfl", "local"):
+            path = write(f"runs/five/{name}/seed-0", [[0.5, 0.6]], rounds=3)
+            running.enter_context(closing(RunDirectory.open(path)))
+        place = running.enter_context(viewed(tmp_path / "runs"))
+        assert place is not None
+        client = running.enter_context(Client(place.address))
+        html = client.page("/")
+        assert "2 runs, 2 running" in html
+        assert '<a href="/page/runs/five">Compare all of these runs</a>' in html
+
+
 def test_a_finished_round_is_sent_without_what_has_not_changed(
     client: Client, tmp_path: Path
 ) -> None:
