@@ -266,6 +266,36 @@ def test_a_huge_file_is_named_and_not_read(write: Write, tmp_path: Path) -> None
             assert "<h1>Dis-PFL</h1>" in client.page("/page/runs")  # good
 
 
+def test_no_file_leads_out_of_the_folders(write: Write, tmp_path: Path) -> None:
+    """Each run has a link to a file of a run or site elsewhere, whose score is 0.123."""
+    secret = write("secret", [[0.123, 0.123]], method={"name": "secret"})
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
+        file = write(f"runs/{name}", [[0.5, 0.6]]) / name
+        file.unlink()
+        file.symlink_to(secret / name)
+    site = write("elsewhere/secret/run", [[0.123]]).parent
+    (site / "site.toml").touch()
+    status = {"round": 1, "score": 0.123, "state": "secret", "peers": {}}
+    (site / "run/status.json").write_text(json.dumps(status))
+    (write("runs/all", [], rounds=2) / "sites").symlink_to(site.parent)
+    of_one = write("runs/one", [], rounds=2) / "sites"
+    of_one.mkdir()
+    (of_one / "000").symlink_to(site)
+    of_run = write("runs/two", [], rounds=2) / "sites/000"
+    of_run.mkdir(parents=True)
+    (of_run / "site.toml").touch()
+    (of_run / "run").symlink_to(site / "run")
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            html = client.page("/")
+            assert html.count("is a link; pages do not follow it") == 3
+            for name in ("config.toml", "metrics.jsonl", "summary.json", "all", "one", "two"):
+                html += client.page(f"/page/runs/{name}")
+    assert "0.123" not in html
+    assert "secret" not in html
+
+
 def test_beyond_this_machine_a_token_is_asked_for(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:

@@ -75,14 +75,16 @@ class RunOverview:
         return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
 
-def check_sizes(path: Path) -> None:
-    """Refuse a run directory with a file that is too large for a page."""
+def check_files(path: Path) -> None:
+    """Refuse a run directory with files that a page must not read: links, and very large ones."""
     files = [path / name for name in (*FILES, PROGRESS, STATUS, SPLIT)]
     files.append(path.parent.parent / LABELS)
-    for file in files:
+    for file in (path, *files):
         megabytes = 0.0
         with contextlib.suppress(OSError):
-            megabytes = file.stat().st_size / 1e6
+            megabytes = file.lstat().st_size / 1e6
+        if file.is_symlink():
+            raise RunError(f"{file} is a link; pages do not follow it, as it may lead elsewhere.")
         if megabytes > MAX_FILE_MB:
             raise RunError(
                 f"{file} has {megabytes:,.0f} MB; pages read files of at most {MAX_FILE_MB} MB."
@@ -90,8 +92,8 @@ def check_sizes(path: Path) -> None:
 
 
 def read_run_for_page(path: Path) -> RecordedRun:
-    """Read a run directory whose files are not too large."""
-    check_sizes(path)
+    """Read a run directory, unless a page must not read its files."""
+    check_files(path)
     return read_run(path)
 
 
@@ -109,9 +111,12 @@ def is_active(path: Path) -> bool:
 
 
 def site_folders(path: Path) -> list[Path]:
-    """Return the folders of the sites of a run of `dispfl up`."""
+    """Return the folders of the sites of a run of `dispfl up`, none of which is a link."""
+    sites = path / SITES
     try:
-        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
+        if sites.is_symlink():
+            return []
+        return sorted(site for site in sites.iterdir() if is_site(site) and not site.is_symlink())
     except OSError:
         return []
 
@@ -119,7 +124,7 @@ def site_folders(path: Path) -> list[Path]:
 def site_status(site: Path) -> dict[str, Any]:
     """Return what the node of a site last wrote; nothing if it cannot be read."""
     try:
-        check_sizes(site / RUN)
+        check_files(site / RUN)
         status = json.loads(read_regular(site / RUN / STATUS))
         sum(peer["missed"] for peer in status["peers"].values())
         float(status["score"] or 0)
@@ -145,7 +150,7 @@ def activity_of(
 def quick_overview(path: Path) -> RunOverview:
     """Return the overview without the curve, if the run's summary has all the rest."""
     try:
-        check_sizes(path)
+        check_files(path)
         summary = read_summary(path)
         if summary is None or is_active(path):
             return overview(path)
