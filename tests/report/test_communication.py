@@ -84,6 +84,13 @@ def test_offline_peers_are_hollow_and_missed_models_dashed(write: Write) -> None
     assert "peer 001: received from none; sent to 000; missed 000" in html
 
 
+def test_a_peer_that_still_computes_is_not_called_offline(write: Write) -> None:
+    links = {"links": "1;;-;-", "missed_links": "-;0;-;-"}
+    html = topology_of(write("a", [[0.5] * 4], record=links, schedule="async"))
+    assert "dashed: 1 model not averaged; hollow: 2 peers without a finished step." in html
+    assert "peer 002: without a finished step" in html
+
+
 def test_links_that_are_not_recorded_or_too_many_are_explained(write: Write) -> None:
     html = topology_of(write("a", [[0.5, 0.5]], record={"links": None}))
     assert "Dis-PFL: the metrics do not record who received whose model." in html

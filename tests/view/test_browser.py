@@ -150,6 +150,46 @@ def test_a_reader_keeps_the_place_in_a_page_that_is_updated(
         assert page.evaluate(focused) == "Save By traffic as PNG"
 
 
+def test_selected_text_can_be_copied_while_its_part_changes(
+    page: "Page", write: Write, tmp_path: Path
+) -> None:
+    path = write("runs/a", [[0.5, 0.6], [0.6, 0.7]], rounds=9)
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        page.goto(f"{place.address}page/runs/a")
+        page.evaluate("getSelection().selectAllChildren(document.querySelector('#now .remark'))")
+        append_round(path)
+        page.locator("#results td[data-label=Rounds]", has_text="3 of 9").wait_for()
+        assert page.evaluate("String(getSelection())").startswith("2 of 9 rounds finished")
+        page.evaluate("getSelection().removeAllRanges()")
+        page.locator("#now", has_text="3 of 9 rounds finished").wait_for()
+
+
+def test_the_token_is_asked_for_once_and_leads_to_the_page_that_was_asked_for(
+    page: "Page", write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a link in a page of another host, such as a terminal in the browser."""
+    write("runs/a", [[0.5, 0.6]])
+    write("runs/b", [[0.4, 0.5]], method={"name": "local"})
+    monkeypatch.setattr("dispfl.view.background.DEFAULT_HOST", "0.0.0.0")
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        assert place.token
+        address = f"{place.address}page/runs#hide=Local"
+        page.goto(address)
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Token").fill(place.token)
+        page.get_by_role("button", name="Open").click()
+        page.get_by_label("Dis-PFL", exact=True).wait_for()
+        assert page.url == address
+        assert not page.get_by_label("Local", exact=True).is_checked()
+        page.goto("data:text/html,<a>")
+        page.locator("a").evaluate("(link, href) => { link.href = href; link.click(); }", address)
+        page.get_by_label("Dis-PFL", exact=True).wait_for()
+
+
 def append_round(path: Path) -> None:
     """Repeat the last round of a handwritten run."""
     metrics = path / "metrics.jsonl"

@@ -94,6 +94,21 @@ def test_the_list_links_to_reports_of_runs_and_comparisons(client: Client) -> No
     assert "Dis-PFL and Local</h1>" in client.page("/page/runs/five")
 
 
+def test_a_comparison_is_linked_while_all_of_its_runs_are_running(
+    write: Write, tmp_path: Path
+) -> None:
+    with ExitStack() as running:
+        for name in ("dispfl", "local"):
+            path = write(f"runs/five/{name}/seed-0", [[0.5, 0.6]], rounds=3)
+            running.enter_context(closing(RunDirectory.open(path)))
+        place = running.enter_context(viewed(tmp_path / "runs"))
+        assert place is not None
+        client = running.enter_context(Client(place.address))
+        html = client.page("/")
+        assert "2 runs, 2 running" in html
+        assert '<a href="/page/runs/five">Compare all of these runs</a>' in html
+
+
 def test_a_finished_round_is_sent_without_what_has_not_changed(
     client: Client, tmp_path: Path
 ) -> None:
@@ -237,6 +252,50 @@ def test_a_run_that_cannot_be_drawn_is_named_beside_the_report_of_the_others(
             assert "<h1>evil</h1>" in client.page("/page/runs/evil")
 
 
+def test_a_huge_file_is_named_and_not_read(write: Write, tmp_path: Path) -> None:
+    """Each has 5 GB of zeros, which take no space on the disk."""
+    for name in ("metrics.jsonl", "summary.json", ".progress.json", "split.safetensors"):
+        with (write(f"runs/huge{name}", [[0.5, 0.6]]) / name).open("a") as file:
+            file.truncate(5_000_000_000)
+    write("runs/good", [[0.5, 0.6]])
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            assert client.page("/").count("5,000 MB; pages read files of at most 500 MB") == 4
+            assert "metrics.jsonl has 5,000 MB" in client.page("/page/runs/hugemetrics.jsonl")
+            assert "<h1>Dis-PFL</h1>" in client.page("/page/runs")  # good
+
+
+def test_no_file_leads_out_of_the_folders(write: Write, tmp_path: Path) -> None:
+    """Each run has a link to a file of a run or site elsewhere, whose score is 0.123."""
+    secret = write("secret", [[0.123, 0.123]], method={"name": "secret"})
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
+        file = write(f"runs/{name}", [[0.5, 0.6]]) / name
+        file.unlink()
+        file.symlink_to(secret / name)
+    site = write("elsewhere/secret/run", [[0.123]]).parent
+    (site / "site.toml").touch()
+    status = {"round": 1, "score": 0.123, "state": "secret", "peers": {}}
+    (site / "run/status.json").write_text(json.dumps(status))
+    (write("runs/all", [], rounds=2) / "sites").symlink_to(site.parent)
+    of_one = write("runs/one", [], rounds=2) / "sites"
+    of_one.mkdir()
+    (of_one / "000").symlink_to(site)
+    of_run = write("runs/two", [], rounds=2) / "sites/000"
+    of_run.mkdir(parents=True)
+    (of_run / "site.toml").touch()
+    (of_run / "run").symlink_to(site / "run")
+    with viewed(tmp_path / "runs") as place:
+        assert place is not None
+        with Client(place.address) as client:
+            html = client.page("/")
+            assert html.count("is a link; pages do not follow it") == 3
+            for name in ("config.toml", "metrics.jsonl", "summary.json", "all", "one", "two"):
+                html += client.page(f"/page/runs/{name}")
+    assert "0.123" not in html
+    assert "secret" not in html
+
+
 def test_beyond_this_machine_a_token_is_asked_for(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:
@@ -252,18 +311,20 @@ def test_beyond_this_machine_a_token_is_asked_for(
             for path in ("/", "/page/runs/a", "/events/", "/?token=wrong"):
                 response = client.request(path)
                 assert response.status == 401
+                assert response.getheader("X-Frame-Options") == "DENY"
                 assert b"runs/a" not in response.read()
             form = {"Content_Type": "application/x-www-form-urlencoded"}
-            assert client.request("/token", "POST", "token=wrong", **form).status == 401
+            assert client.request("/", "POST", "token=wrong", **form).status == 401
             admitted = [
-                client.request("/token", "POST", f"token={place.token}", **form),
-                client.request(f"/?token={place.token}"),
+                client.request("/page/runs/a", "POST", f"token={place.token}", **form),
+                client.request(f"/page/runs/a?token={place.token}"),
             ]
             for response in admitted:
                 assert response.status == 303
+                assert response.getheader("Location") == "/page/runs/a"
                 cookie = response.getheader("Set-Cookie", "")
                 assert "HttpOnly" in cookie
-                assert "SameSite=Strict" in cookie
+                assert "SameSite=Lax" in cookie
                 assert client.request("/", Cookie=cookie.partition(";")[0]).status == 200
             assert client.request("/", Host="evil.example").status == 403
             redirect = client.request(f"//evil.example/?token={place.token}")

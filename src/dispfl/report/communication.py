@@ -156,7 +156,8 @@ def _graph_key(run: RecordedRun) -> tuple[str, ...]:
     newest = run.records[-1]
     links = str(newest.get("links"))
     missed = str(newest.get("missed_links"))
-    return (_topology_name(run), str(run.seed), str(len(run.records)), links, missed)
+    schedule = str(run.config.get("schedule"))
+    return (_topology_name(run), schedule, str(run.seed), str(len(run.records)), links, missed)
 
 
 def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
@@ -174,11 +175,16 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
         count = plural(links.count, "link")
         return Remark(f"{labels}: {count} in {_last_round(run)}, too many to draw.")
 
+    not_received = "requested, but not received"
+    absence = "offline"
+    if run.config.get("schedule") == "async":  # a round is a time, in which a peer makes its steps
+        not_received = "not averaged"
+        absence = "without a finished step"
     example = ""
-    offline = []
+    absent = []
     for peer in run.roster:
         if peer not in links.received:
-            offline.append(peer)
+            absent.append(peer)
         elif links.received[peer] and not example:
             example = peer
     note = f"{_topology_name(run)}{_last_round(run)}: {_degrees(links.received)}"
@@ -186,11 +192,12 @@ def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
         note += f"; highlighted: what peer {example} received"
     missed = sum(map(len, links.missed.values()))
     if missed:
-        note += f"; dashed: {plural(missed, 'model')} requested, but not received"
-    if offline:
-        note += f"; hollow: {plural(len(offline), 'peer')} offline"
+        note += f"; dashed: {plural(missed, 'model')} {not_received}"
+    if absent:
+        note += f"; hollow: {plural(len(absent), 'peer')} {absence}"
     note = f"{capitalized(note)}."
-    graph = peer_graph(_last_links(run), run.roster, offline, example, f"{labels}. {note}")
+    label = f"{labels}. {note}"
+    graph = peer_graph(_last_links(run), run.roster, absent, example, label, absence)
     return Figure(labels, graph, note)
 
 

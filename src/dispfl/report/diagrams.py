@@ -128,14 +128,16 @@ class HeatMap:
 def peer_graph(
     links: Mapping[int, Links],
     roster: Sequence[str],
-    offline: Collection[str],
+    absent: Collection[str],
     example: str,
     label: str,
+    absence: str = "offline",
 ) -> Markup:
     """Return peers on a circle, with a link to each peer from those that it received from.
 
     `links` are those of the last rounds, by their numbers; all but the last round are hidden. Links
-    to `example` are highlighted; those of models that were not received are dashed.
+    to `example` are highlighted; those of models that were not received are dashed. Peers that are
+    `absent` in the last round are hollow, and `absence` says why.
     """
     *_, last_round = links
     newest = links[last_round]
@@ -165,8 +167,8 @@ def peer_graph(
         mark = ""
         if peer == example:
             mark = "highlighted"
-        elif peer in offline:
-            state = "offline"
+        elif peer in absent:
+            state = absence
             mark = "offline"
         drawn.append(_node(positions[peer], f"peer {peer}: {state}", mark, len(roster)))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")

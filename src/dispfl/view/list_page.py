@@ -108,7 +108,7 @@ class RunList:
             sections.append(section)
         for group, addresses in self.found.groups().items():
             waiting = [address for address in addresses if not self._is_running(address)]
-            if waiting:
+            if waiting or len(addresses) > 1:
                 sections.append(self._group(group, addresses, waiting))
         if self.found.sites:
             sections.append(self._sites())
@@ -139,7 +139,8 @@ class RunList:
             if below > len(addresses):
                 text = f"Compare all {below} runs below {group}"
             section.add(PageLink(Hyperlink(text, page_address(group))))
-        section.add(self._table(f"Runs in {heading}", group, shown))
+        if shown:
+            section.add(self._table(f"Runs in {heading}", group, shown))
         return section
 
     def _table(self, caption: str, group: str, addresses: Iterable[str]) -> HtmlTable:

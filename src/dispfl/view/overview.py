@@ -1,5 +1,6 @@
 """What the list of runs shows of a run: its state, progress, time left, score and curve."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, RunError
 from dispfl.files import RUN, SITES, is_locked, is_site, read_regular
 from dispfl.report.labels import METHOD_LABELS
 from dispfl.report.runs import RecordedRun, read_run
-from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.directory import LABELS, SPLIT, read_metrics, read_summary
 from dispfl.runs.metrics import main_scores, measure_of
-from dispfl.runs.progress_file import RunProgress, read_progress
+from dispfl.runs.progress_file import PROGRESS, RunProgress, read_progress
 from dispfl.view.folders import Signature, signature
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "audit.json")
@@ -24,6 +25,8 @@ MAX_DETAIL_CHARS = 400
 """Of the reason why a run has failed."""
 STATUS = "status.json"
 """What the node of a site writes into its run directory."""
+MAX_FILE_MB = 500
+"""A page does not read larger files, which take much memory and time, whoever made them."""
 TIMED_ROUNDS = 5
 """The time left follows from so many rounds."""
 UNREADABLE = (
@@ -72,6 +75,28 @@ class RunOverview:
         return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
 
+def check_files(path: Path) -> None:
+    """Refuse a run directory with files that a page must not read: links, and very large ones."""
+    files = [path / name for name in (*FILES, PROGRESS, STATUS, SPLIT)]
+    files.append(path.parent.parent / LABELS)
+    for file in (path, *files):
+        megabytes = 0.0
+        with contextlib.suppress(OSError):
+            megabytes = file.lstat().st_size / 1e6
+        if file.is_symlink():
+            raise RunError(f"{file} is a link; pages do not follow it, as it may lead elsewhere.")
+        if megabytes > MAX_FILE_MB:
+            raise RunError(
+                f"{file} has {megabytes:,.0f} MB; pages read files of at most {MAX_FILE_MB} MB."
+            )
+
+
+def read_run_for_page(path: Path) -> RecordedRun:
+    """Read a run directory, unless a page must not read its files."""
+    check_files(path)
+    return read_run(path)
+
+
 def run_signature(path: Path) -> tuple[Signature | bool, ...]:
     """Return what changes when a run or a site of it makes a round, starts or ends."""
     of_sites = [signature(site / RUN, [STATUS]) for site in site_folders(path)]
@@ -86,9 +111,12 @@ def is_active(path: Path) -> bool:
 
 
 def site_folders(path: Path) -> list[Path]:
-    """Return the folders of the sites of a run of `dispfl up`."""
+    """Return the folders of the sites of a run of `dispfl up`, none of which is a link."""
+    sites = path / SITES
     try:
-        return sorted(site for site in (path / SITES).iterdir() if is_site(site))
+        if sites.is_symlink():
+            return []
+        return sorted(site for site in sites.iterdir() if is_site(site) and not site.is_symlink())
     except OSError:
         return []
 
@@ -96,6 +124,7 @@ def site_folders(path: Path) -> list[Path]:
 def site_status(site: Path) -> dict[str, Any]:
     """Return what the node of a site last wrote; nothing if it cannot be read."""
     try:
+        check_files(site / RUN)
         status = json.loads(read_regular(site / RUN / STATUS))
         sum(peer["missed"] for peer in status["peers"].values())
         float(status["score"] or 0)
@@ -121,6 +150,7 @@ def activity_of(
 def quick_overview(path: Path) -> RunOverview:
     """Return the overview without the curve, if the run's summary has all the rest."""
     try:
+        check_files(path)
         summary = read_summary(path)
         if summary is None or is_active(path):
             return overview(path)
@@ -144,7 +174,7 @@ def quick_overview(path: Path) -> RunOverview:
 def overview(path: Path) -> RunOverview:
     """Return the overview of a run; of one that cannot be read, the reason."""
     try:
-        return overview_of(read_run(path))
+        return overview_of(read_run_for_page(path))
     except UNREADABLE as problem:
         return unreadable_overview(path, problem)
 

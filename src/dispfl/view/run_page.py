@@ -22,7 +22,7 @@ from dispfl.report.html import (
 )
 from dispfl.report.page import CONTENTS, report_page
 from dispfl.report.results import group_runs
-from dispfl.report.runs import RecordedRun, read_run
+from dispfl.report.runs import RecordedRun
 from dispfl.report.wording import join_and, plural
 from dispfl.runs.progress_file import RunProgress, read_progress
 from dispfl.view.folders import WatchedFolders, address_part
@@ -38,6 +38,7 @@ from dispfl.view.overview import (
     Activity,
     RunOverview,
     overview_of,
+    read_run_for_page,
     reason_of,
     run_signature,
     site_folders,
@@ -111,7 +112,7 @@ class RunPage:
         runs: Runs = {}
         for path in self.paths[:MAX_RUNS]:
             try:
-                runs[path] = read_run(path)
+                runs[path] = read_run_for_page(path)
             except UNREADABLE as problem:
                 runs[path] = problem
         return runs

@@ -119,8 +119,6 @@ class PageServer:
         application.router.add_get("/", self._show)
         application.router.add_get("/page/{address:(?s:.+)}", self._show)
         application.router.add_get("/events/{address:(?s:.*)}", self._follow)
-        if self._token is not None:
-            application.router.add_post("/token", self._take_token)
         application.on_shutdown.append(self._end_readers)
         return application
 
@@ -131,15 +129,15 @@ class PageServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuse requests for another host's name, and those without the token."""
+        response: web.StreamResponse
         try:
             self._check_host(request)
-            if (
-                self._token is not None
-                and request.path != "/token"
-                and not self._is_admitted(request)
-            ):
-                return self._ask_for_token(request)
-            response = await handler(request)
+            if self._token is not None and request.method == "POST":
+                response = await self._take_token(request)
+            elif self._is_admitted(request):
+                response = await handler(request)
+            else:
+                response = self._ask_for_token(request)
         except web.HTTPException as refusal:
             response = web.Response(status=refusal.status, text=refusal.text)
         if not response.prepared:
@@ -171,7 +169,7 @@ class PageServer:
         return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def _is_admitted(self, request: web.Request) -> bool:
-        if self._token is None or request.path == "/token":
+        if self._token is None:
             return True
         return self._is_token(request.cookies.get(self._cookie(request), ""))
 
@@ -187,25 +185,28 @@ class PageServer:
 
     def _ask_for_token(self, request: web.Request) -> web.Response:
         if self._is_token(request.query.get(TOKEN, "")):
-            return self._admit(request, request.path)
+            return self._admit(request)
         return web.Response(text=str(render("token.html")), content_type="text/html", status=401)
 
     async def _take_token(self, request: web.Request) -> web.Response:
+        """Take the token that the form on any page sends, and continue with that page."""
         form = await request.post()
         text = form.get(TOKEN, "")
         if not isinstance(text, str) or not self._is_token(text.strip()):
             return web.Response(
                 text=str(render("token.html", wrong=True)), content_type="text/html", status=401
             )
-        return self._admit(request, "/")
+        return self._admit(request)
 
-    def _admit(self, request: web.Request, path: str) -> web.Response:
+    def _admit(self, request: web.Request) -> web.Response:
         """Remember the token in a cookie, which no script can read, and continue."""
         assert self._token is not None
-        location = quote(f"/{path.lstrip('/')}")  # two slashes would be another machine
+        location = quote(f"/{request.path.lstrip('/')}")  # two slashes would be another machine
         response = web.Response(status=303, headers={"Location": location})
+        # Lax: a link in a web page, such as a terminal in the browser, opens the page. No other
+        # origin can read it, and no request changes anything.
         response.set_cookie(
-            self._cookie(request), self._token, httponly=True, samesite="Strict", path="/"
+            self._cookie(request), self._token, httponly=True, samesite="Lax", path="/"
         )
         return response
 

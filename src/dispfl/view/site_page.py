@@ -28,7 +28,7 @@ from dispfl.report.units import bytes_text
 from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.metrics import main_scores, measure_of
-from dispfl.view.overview import UNREADABLE
+from dispfl.view.overview import UNREADABLE, check_files
 
 if TYPE_CHECKING:
     from dispfl.peer.doctor.findings import Finding
@@ -84,6 +84,7 @@ class SitePage:
         from dispfl.peer.state.site_status import SiteStatus
 
         try:
+            check_files(self._folder / RUN)
             site = Site.open(self._folder)
             status = SiteStatus.of(site)
             sections = self._sections(site, status)

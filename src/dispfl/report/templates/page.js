@@ -363,19 +363,34 @@
     return part;
   };
   const lose = text => { document.body.dataset.lost = text; };
-  const update = ({ title, order, changed }) => {
-    document.title = `${title} – ${document.title.split(" – ").pop()}`;
+  /* A part in which a reader has selected text, perhaps to copy it, waits until they have done so. */
+  const waiting = new Map();
+  let shownOrder = [];
+  const hasSelection = part => {
+    const selection = getSelection();
+    return !selection.isCollapsed && selection.containsNode(part, true);
+  };
+  const showChanges = () => {
     let before = null;
-    for (const name of order) {
+    for (const name of shownOrder) {
       let part = document.getElementById(name);
-      if (part && name in changed) part = swap(part, changed[name]);
-      if (!part) part = add(changed[name], before);
+      if (waiting.has(name) && !(part && hasSelection(part))) {
+        part = part ? swap(part, waiting.get(name)) : add(waiting.get(name), before);
+        waiting.delete(name);
+      }
       if (name !== "top") before = part;
     }
-    for (const part of find("main > section")) if (!order.includes(part.id)) part.remove();
+    for (const part of find("main > section")) if (!shownOrder.includes(part.id)) part.remove();
     apply();
+  };
+  const update = ({ title, order, changed }) => {
+    document.title = `${title} – ${document.title.split(" – ").pop()}`;
+    shownOrder = order;
+    for (const [name, html] of Object.entries(changed)) waiting.set(name, html);
+    showChanges();
     document.body.dataset.updates = Number(document.body.dataset.updates || 0) + 1;
   };
+  document.addEventListener("selectionchange", () => { if (waiting.size && getSelection().isCollapsed) showChanges(); });
   const RETRY_MS = 5000; /* Where the browser does not try again by itself: the server has refused. */
   const follow = start => {
     let [address, seen] = start.split("?seen=");
