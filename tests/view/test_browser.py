@@ -88,12 +88,12 @@ def test_a_run_is_followed_while_it_makes_rounds_is_killed_is_resumed_and_delete
             now.get_by_text("stopped").wait_for()
 
         shutil.rmtree(runs / "long")
-        page.locator("body[data-lost*=deleted]").wait_for()
+        page.get_by_role("status").filter(has_text="deleted").wait_for()
         page.goto(address)
         page.get_by_text("No runs yet").wait_for()
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
-        page.locator("body[data-lost*=connection]").wait_for()
+        page.get_by_role("status").filter(has_text="connection").wait_for()
 
 
 def test_list_run_and_comparison_are_readable_in_any_colours_at_any_width(

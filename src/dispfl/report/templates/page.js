@@ -362,7 +362,7 @@
     enhance(part);
     return part;
   };
-  const lose = text => { document.body.dataset.lost = text; };
+  const lose = text => { document.querySelector(".lost").textContent = text; };
   /* A part in which a reader has selected text, perhaps to copy it, waits until they have done so. */
   const waiting = new Map();
   let shownOrder = [];
@@ -397,7 +397,7 @@
     let source = null;
     const listen = () => {
       source = new EventSource(`${address}?seen=${seen}`);
-      source.addEventListener("open", () => document.body.removeAttribute("data-lost"));
+      source.addEventListener("open", () => lose(""));
       source.addEventListener("parts", event => {
         const parts = JSON.parse(event.data);
         seen = parts.digest;
