@@ -2,7 +2,7 @@
 
     dispfl run two-classes.toml method=candidates:Candidate method.rule=relative
     dispfl run two-classes.toml method=candidates:Compared method.by=masks
-    dispfl run two-classes.toml method=candidates:HeldBack method.rule=mixture
+    dispfl run two-classes.toml method=candidates:HeldBack method.rule=settled
 
 Peers hear their topology's neighbours unless `affinity_chosen` is set. docs/results/affinity.md
 has the results. They are kept to be repeated, not to be used.
@@ -33,12 +33,18 @@ from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedfomo import gain
 
+LEAD = "lead"
+"""The key of the running mean of how much smaller the loss of the average by affinity is."""
+RECENT_LEAD = 0.3
+"""The share of the last round in it."""
+
 
 class Candidate(DisPFL):
     """Dis-PFL with another rule for the weights of its average."""
 
     name: Literal["candidate"] = "candidate"  # type: ignore[assignment]
     affinity: Literal["none", "head"] = "head"
+    affinity_held_back: float = 0.0
     rule: Literal["plain", "power", "relative", "gap"] = "plain"
     """plain: 1; power: c^p; relative: (c / c_best)^p; gap: 1 - p (c_best - c)."""
     p: float = 1.0
@@ -102,6 +108,7 @@ class Compared(DisPFL):
 
     name: Literal["compared"] = "compared"  # type: ignore[assignment]
     affinity: Literal["none", "head"] = "head"
+    affinity_held_back: float = 0.0
     by: Literal["model", "masks"] = "masks"
     """model: the cosine of all changes since the first weights; masks: overlap beyond chance."""
 
@@ -143,16 +150,16 @@ def cosine_of_changes(own: PackedModel, other: PackedModel, first: Tensor) -> fl
 
 
 class HeldBack(DisPFL):
-    """Dis-PFL whose average is chosen on a tenth of the training data, which is held back."""
+    """Dis-PFL with another rule for what peers decide on held-back data."""
 
     name: Literal["held-back"] = "held-back"  # type: ignore[assignment]
     affinity: Literal["none", "head"] = "head"
-    rule: Literal["gain", "mixture"] = "gain"
+    rule: Literal["gain", "own", "settled"] = "gain"
     """gain: FedFOMO's weights inside the masked average, the largest 1; our own model counts 1.
 
-    mixture: of the plain average and that by affinity, the one with the smaller loss.
+    own: the best of the average by affinity, the plain one, and our own model. settled: by affinity
+    or plain, as the running mean of the difference of their losses says.
     """
-    held_back: float = 0.1
 
     def step(
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
@@ -160,22 +167,37 @@ class HeldBack(DisPFL):
         m_k = state.next_mask
         models = {**received, trainer.peer: state.model}
         memory = self.find_affinities(trainer, state, received, trainer.T)
-        learning, held_back = self._divide(trainer)
+        held_back = trainer.hold_back(self.held_back(len(trainer.train)))
         if self.rule == "gain":
             w_half = self._by_gain(trainer, models, m_k, held_back)
         else:
-            w_half = self._best_mixture(trainer, models, m_k, held_back)
+            averages = self._averages(trainer, models, m_k)
+            losses = {name: trainer.loss(average, held_back) for name, average in averages.items()}
+            best = min(losses, key=lambda name: losses[name])
+            if self.rule == "settled":
+                lead = losses["plain"] - losses["affinity"]
+                if LEAD in state.memory:
+                    lead = running_mean(float(state.memory[LEAD]), lead, RECENT_LEAD)
+                memory[LEAD] = torch.tensor(lead)
+                best = "affinity" if lead >= 0 else "plain"
+            w_half = averages[best]
         trainer.observe_mixed(w_half)
-        w_k = trainer.learn(w_half, m_k, samples=learning)
+        w_k = trainer.learn(w_half, m_k)
         next_mask = self.evolve(trainer, w_k, m_k)
         return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers, memory)
 
-    def _divide(self, trainer: Trainer) -> tuple[Samples, Samples]:
-        """Return the samples to learn from, and those held back."""
-        order = torch.randperm(len(trainer.train), generator=trainer.peer_stream("held-back"))
-        count = max(1, int(self.held_back * len(order)))
-        learning = trainer.train.take(order[count:].sort().values)
-        return learning, trainer.train.take(order[:count].sort().values)
+    def _averages(
+        self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask
+    ) -> dict[str, Tensor]:
+        """Return the averages that a peer decides between."""
+        in_order = [models[name] for name in sorted(models)]
+        averages = {
+            "affinity": self.mix(trainer, models, m_k),
+            "plain": m_k.average(in_order, trainer.first_weights),
+        }
+        if self.rule == "own":
+            averages["own"] = m_k.average([models[trainer.peer]], trainer.first_weights)
+        return averages
 
     def _by_gain(
         self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask, held_back: Samples
@@ -191,13 +213,3 @@ class HeldBack(DisPFL):
         gains[trainer.peer] = largest
         shares = [gains[name] / largest for name in names]
         return m_k.average([models[name] for name in names], trainer.first_weights, shares)
-
-    def _best_mixture(
-        self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask, held_back: Samples
-    ) -> Tensor:
-        by_affinity = self.mix(trainer, models, m_k)
-        in_order = [models[name] for name in sorted(models)]
-        plain = m_k.average(in_order, trainer.first_weights)
-        if trainer.loss(plain, held_back) < trainer.loss(by_affinity, held_back):
-            return plain
-        return by_affinity

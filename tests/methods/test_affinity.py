@@ -8,11 +8,12 @@ from typing import ClassVar
 import pytest
 import torch
 from messages import refused
-from torch import Tensor
+from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import Mask, PackedModel
+from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.samples import PeerData, Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
@@ -43,6 +44,7 @@ AFFINITY = {
     "affinity": "head",
     "affinity_strength": 2.5,
     "affinity_chosen": 0.5,
+    "affinity_held_back": 0.0,
 }
 
 
@@ -119,7 +121,7 @@ def grouped_context(
     return simulated_context(
         peers,
         model=tiny_network,
-        method=method(**AFFINITY, **settings),  # type: ignore[arg-type]
+        method=method(**(AFFINITY | settings)),  # type: ignore[arg-type]
         topology=RandomRegular(degree=6),
         train=Train(lr=0.1, epochs=3, batch_size=10),
         rounds=rounds,
@@ -199,6 +201,56 @@ def test_a_model_that_counts_less_is_averaged_so(run_all: RunAll) -> None:
     average = torch.where(divisor > 0, total / divisor, 0.0)
     expected = torch.where(before["003"].next_mask.unpack(), average, 0.0)
     torch.testing.assert_close(KeepsMixed.mixed["003", 3], expected)
+
+
+class OneOrThree(DisPFL):
+    """Averages to 1 if some models count less than others, and to 3 if all count the same."""
+
+    def mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
+        is_plain = set((trainer.report.affinities or {}).values()) == {1.0}
+        return torch.tensor([3.0 if is_plain else 1.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "weight", "affinities"),
+    [(0.0, 1.0, {"001": 0.5, "002": 1.0}), (4.0, 3.0, {"001": 1.0, "002": 1.0})],
+)
+def test_a_peer_decides_by_held_back_data_whether_similar_models_count_more(
+    make_context: MakeContext,
+    trainer_for: Callable[..., Trainer],
+    target: float,
+    weight: float,
+    affinities: dict[str, float],
+) -> None:
+    """With the loss (w - y)^2, 1 is nearer to 0 and 3 is nearer to 4: 1 instead of 9."""
+    samples = ResidentSamples(torch.ones(20, 1), torch.full((20,), target))
+    context = make_context(
+        peers={"000": PeerData(samples, samples)},
+        model=lambda: nn.Linear(1, 1, bias=False),
+        task=Task(loss=lambda outputs, labels: (outputs.squeeze(1) - labels).square().mean()),
+    )
+    trainer = trainer_for(context)
+    trainer.report.affinities = {"001": 0.5, "002": 1.0}
+    everything = WeightMask.pack(torch.ones(1, dtype=torch.bool))
+    average = OneOrThree(affinity="head").better_mix(trainer, {}, everything)
+    assert average.tolist() == [weight]
+    assert trainer.report.affinities == affinities
+    assert trainer.report.affinity == fmean(affinities.values())
+    assert len(trainer.train) == 18
+    assert [passes.samples for passes in trainer.report.scored] == [2, 2]
+
+
+def test_a_step_trains_on_what_is_not_held_back(run_all: RunAll) -> None:
+    """A tenth of 60 samples; before any model was received there is nothing to decide."""
+    rounds = run_all(grouped_context(rounds=6, affinity_held_back=0.1))
+    reports = [finished.steps["003"].report for finished in rounds]
+    assert {report.passes[0].samples for report in reports} == {3 * 54}
+    assert not reports[0].scored
+    assert [passes.samples for passes in reports[-1].scored] == [6, 6]
+    context = grouped_context(affinity_held_back=0.1)
+    received = len(reports[-1].affinities or {})
+    held_back = context.method.held_back(60), context.method.scored_samples(60, received)
+    assert held_back == (6, 12)
 
 
 def test_only_the_most_similar_peers_are_remembered(run_all: RunAll) -> None:

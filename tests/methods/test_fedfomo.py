@@ -151,7 +151,7 @@ def test_a_received_model_of_nan_is_ignored(
     assert state.model.values.tolist() == pytest.approx([2.0])
 
 
-def test_candidates_are_evaluated_on_validation_data_and_trained_on_the_rest(
+def test_candidates_are_evaluated_on_held_back_data_and_trained_on_the_rest(
     make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
     """Targets 0 and 8, one of them held back. From 4, learning goes 2 towards the other; candidates
@@ -165,7 +165,7 @@ def test_candidates_are_evaluated_on_validation_data_and_trained_on_the_rest(
     assert state.model.values.tolist() in ([1.0], [7.0])
 
 
-def test_a_tenth_is_validation_data_the_same_in_every_round(
+def test_a_tenth_is_held_back_the_same_in_every_round(
     make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
     context = make_context(method=FedFOMO())
@@ -185,7 +185,7 @@ def test_a_tenth_is_validation_data_the_same_in_every_round(
         FedFOMO().step(
             trainer, initial_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {}
         )
-    learning, validation, learning_later, validation_later = seen
+    validation, learning, validation_later, learning_later = seen
     assert (len(learning), len(validation)) == (18, 2)
     assert sorted(learning + validation) == list(range(20))
     assert (learning_later, validation_later) == (learning, validation)

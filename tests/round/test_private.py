@@ -275,9 +275,9 @@ def test_fedfomo_weighs_received_bodies_with_its_own_trained_head(
     first, second = run_all(context)
     theta, mask = first.states["000"].model.unpack()
     trainer = trainer_for(context, "000", 1)
-    learning, validation = method._divide(trainer)
+    validation = trainer.hold_back(method.held_back(len(trainer.train)))
     loss = trainer.loss(theta, validation)
-    update = trainer.learn(theta, mask, samples=learning)
+    update = trainer.learn(theta, mask)
     candidates = {"000": update}
     for peer in ("001", "002"):
         body = first.states[peer].model.unpack()[0]

@@ -207,6 +207,7 @@ class Greedy(GossipMethod):
         (lambda: federation(FedFOMO()), "privacy does not work with method.name=fedfomo"),
         (lambda: federation(SubFedAvg()), "privacy does not work with method.name=subfedavg"),
         (lambda: federation(FedAvgFT()), "privacy does not work with method.name=fedavg-ft"),
+        (lambda: federation(DisPFL(affinity="head")), "method.affinity_held_back is 0.1"),
         (lambda: federation(Peeking()), "evaluates a model on them"),
         (lambda: federation(Greedy()), "takes more steps in a round than its `private_steps` says"),
         (lambda: federation(eval_train=True), "eval_train is true, but with privacy"),

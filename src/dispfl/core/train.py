@@ -5,7 +5,7 @@ import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, isfinite, pi
 from numbers import Integral, Real
 from statistics import fmean
@@ -263,6 +263,16 @@ class Trainer:
     def train(self) -> Samples:
         """The peer's training data."""
         return self.data.train
+
+    def hold_back(self, count: int) -> Samples:
+        """Return so many training samples, the same in every round, to choose between models by.
+
+        The rest of the step trains on the others: `train` no longer has them.
+        """
+        order = torch.randperm(len(self.train), generator=self.peer_stream("validation"))
+        held_back = self.train.take(order[:count].sort().values)
+        self.data = replace(self.data, train=self.train.take(order[count:].sort().values))
+        return held_back
 
     @property
     def test(self) -> Samples:

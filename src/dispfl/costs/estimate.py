@@ -28,7 +28,6 @@ from dispfl.errors import user_errors
 from dispfl.experiment import Experiment, Simulation
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
 from dispfl.methods.dpsgd import DPSGD
-from dispfl.methods.fedfomo import FedFOMO
 from dispfl.models.settings import Model
 from dispfl.round.context import PeerTask, RunContext, RunData
 from dispfl.round.exchange import (
@@ -75,8 +74,6 @@ class CostInputs:
     train: Train
     wire: Wire
     seed: int = 0
-    validation: bool = False
-    """Whether peers have validation data besides these samples."""
     names: tuple[str, ...] = ()
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
     fleet: str | None = None
@@ -109,7 +106,6 @@ class CostInputs:
             train=experiment.train,
             wire=experiment.wire,
             seed=experiment.seed,
-            validation=bool(experiment.partition.validation),
             names=experiment.names,
             classes=experiment.classes,
             fleet=experiment.fleet,
@@ -353,11 +349,10 @@ def _local_training(
     method = inputs.method
     samples = inputs.samples
     search = method.searched_samples(train)
-    match method:
-        case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
-            samples -= max(1, int(method.validation * samples))
-        case DPSGD() if method.density < 1 and as_printed:
-            search = train.batch_size
+    if not as_printed:
+        samples -= method.held_back(samples)
+    elif isinstance(method, DPSGD) and method.density < 1:
+        search = train.batch_size
     operations = forward.training(forward.sizes, min(search, samples))
     for passes in method.training_passes(train, samples, inputs.layout, kept):
         operations += forward.training(passes.kept, passes.samples, passes.trained)

@@ -5,7 +5,6 @@ They are those that the kernels do (`runs/metrics.py: kernel_flops_of`), without
 
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
-from dispfl.methods.fedfomo import FedFOMO
 from dispfl.round.context import RunContext
 
 
@@ -15,20 +14,10 @@ def step_operations(context: RunContext, cost: ForwardCost, peer: str, models: i
     train = context.train_of(peer)
     density = context.densities[peer]
     samples = len(context.data.peers[peer].train)
-    if not isinstance(method, FedFOMO):
-        return training_operations(context, cost, density, train, samples)
-
-    held_back = 0
-    validation = context.data.peers[peer].validation
-    if validation is not None:
-        held_back = len(validation)
-    elif samples > 1:
-        held_back = max(1, int(method.validation * samples))
-        samples -= held_back
-    candidates = models + 2  # with the peer's own model before and after training
     computed = computed_weights(context, density)
-    trials = candidates * held_back * cost.sparse(computed)
-    return training_operations(context, cost, density, train, samples) + trials
+    scored = method.scored_samples(samples, models) * cost.sparse(computed)
+    learned = samples - method.held_back(samples)
+    return training_operations(context, cost, density, train, learned) + scored
 
 
 def training_operations(

@@ -19,8 +19,13 @@ and a stranger little. Where nobody resembles anybody more than others do, as wi
 c_best is about 0, and all count nearly the same. A peer may also choose some of those that it
 receives from, where the topology allows it: at first none, in the end a share of them, those with
 the largest running similarity.
+
+Whether similar peers help more than all of them depends on the data: peers that differ in degree
+learn features from strangers, too. So each peer decides in every round for the average by affinity
+or the plain one, by their losses on training data that it holds back.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -33,11 +38,11 @@ from pydantic import Field
 from torch import Tensor
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.sparsity import prune_rate
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
-from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
+from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState, share_held_back
 
 SIMILARITY = "similarity/"
 """Before a peer's name, the key under which others remember how similar it is."""
@@ -71,6 +76,12 @@ class Affinity(GossipMethod):
 
     At first none are. A random neighbour takes the place of a peer that does not choose us too.
     """
+    affinity_held_back: float = Field(default=0.1, ge=0, lt=1)
+    """With an affinity: share of the training data that is held back.
+
+    By it a peer decides in every round whether similar models count more, or all the same. With 0
+    it does not decide.
+    """
 
     def private_parameters(self, layout: Layout) -> list[bool]:
         private = super().private_parameters(layout)
@@ -93,6 +104,14 @@ class Affinity(GossipMethod):
         if self.affinity != "none":
             return f"with method.affinity={self.affinity} peers compare the models of a round"
         return super().needs_rounds
+
+    def held_back(self, samples: int) -> int:
+        if self.affinity == "none":
+            return 0
+        return share_held_back(self.affinity_held_back, samples)
+
+    def scored_samples(self, samples: int, models: int) -> int:
+        return 2 * self.held_back(samples)  # both averages
 
     def choices(self, neighbours: int, t: int, T: int) -> int:
         """A share of the neighbours are those that are most similar in the end; at first none."""
@@ -150,6 +169,35 @@ class Affinity(GossipMethod):
         for name in most_similar(known)[:MAX_REMEMBERED]:
             memory[SIMILARITY + name] = torch.tensor(known[name])
         return memory
+
+    @abstractmethod
+    def mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
+        """Return the average of our own and the received models, by `report.affinities`."""
+
+    def better_mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
+        """Return the average by affinity, or the plain one if that is better on held-back data.
+
+        The rest of the step trains on the other data.
+        """
+        average = self.mix(trainer, models, m_k)
+        if self.affinity == "none":
+            return average
+        held_back_count = self.held_back(len(trainer.train))
+        if held_back_count == 0:
+            return average
+        held_back = trainer.hold_back(held_back_count)
+        affinities = trainer.report.affinities or {}
+        if all(affinity == 1 for affinity in affinities.values()):
+            return average
+
+        trainer.report.affinities = dict.fromkeys(affinities, 1.0)
+        plain_average = self.mix(trainer, models, m_k)
+        if trainer.loss(plain_average, held_back) < trainer.loss(average, held_back):
+            average = plain_average
+        else:
+            trainer.report.affinities = affinities
+        trainer.report.affinity = fmean(trainer.report.affinities.values())
+        return average
 
     def similarity(self, own_head: "Head", head: "Head", mean: Tensor | None) -> float | None:
         """Return how similar two last layers are, at most 1; None if they cannot be compared."""

@@ -138,6 +138,17 @@ class Method(Component):
         """Return the samples of a round whose dense gradient tells how to change the mask."""
         return 0
 
+    def held_back(self, samples: int) -> int:
+        """Return how many of so many training samples a peer holds back, to choose by them.
+
+        A step that uses it calls `Trainer.hold_back`.
+        """
+        return 0
+
+    def scored_samples(self, samples: int, models: int) -> int:
+        """Return how many samples a step scores models on, after so many models are received."""
+        return 0
+
     def training_passes(
         self, train: Train, samples: int, layout: Layout, kept: Sequence[int]
     ) -> list[Passes]:
@@ -420,6 +431,13 @@ class FineTuning:
     """The interval in rounds; the last round is always included."""
     steps: int | None = None
     """Steps, instead of epochs."""
+
+
+def share_held_back(share: float, samples: int) -> int:
+    """Return how many of so many samples this share is: at least one, but never the only one."""
+    if share == 0 or samples <= 1:
+        return 0
+    return max(1, int(share * samples))
 
 
 def initial_state(weights: Tensor, mask: Tensor | Mask) -> PeerState:

@@ -93,7 +93,7 @@ class DADPFL(DisPFL):
         models = self._models_to_average(state, received) | {trainer.peer: state.model}
         T = self.horizon or trainer.T
         affinity_memory = self.find_affinities(trainer, state, received, T)
-        w_half = self.mix(trainer, models, m_k)
+        w_half = self.better_mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
 

@@ -180,7 +180,7 @@ class DisPFL(Robust, Affinity):
         m_k = state.next_mask
         models = self._models_to_average(state, received) | {trainer.peer: state.model}
         memory = self.find_affinities(trainer, state, received, self.horizon or trainer.T)
-        w_half = self.mix(trainer, models, m_k)
+        w_half = self.better_mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
         next_mask = self.evolve(trainer, w_k, m_k)

@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.samples import Samples
 from dispfl.core.train import Trainer
-from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
+from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState, share_held_back
 
 PREFERENCE = "preference/"
 """Before a peer's name, the key under which others remember how much its models helped."""
@@ -33,7 +32,7 @@ class FedFOMO(GossipMethod):
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training data that is held back.
 
-    Peers with validation data (`partition.validation`) hold back none.
+    Validation data (`partition.validation`) are not used, so that sweeps may choose by them.
     """
     models: int = Field(default=10, ge=1)
     """Models that a peer receives in a round, at most; never more than it has neighbours."""
@@ -44,6 +43,13 @@ class FedFOMO(GossipMethod):
     @property
     def needs_rounds(self) -> str:
         return ""  # without rounds a peer weighs what arrives, and does not choose
+
+    def held_back(self, samples: int) -> int:
+        return share_held_back(self.validation, samples)
+
+    def scored_samples(self, samples: int, models: int) -> int:
+        candidates = models + 2  # with the peer's own model before and after training
+        return candidates * self.held_back(samples)
 
     def choices(self, neighbours: int, t: int, T: int) -> int:
         count = min(self.models, neighbours)
@@ -72,16 +78,17 @@ class FedFOMO(GossipMethod):
     ) -> PeerState:
         """Learn, weigh the candidates on held-back data, move."""
         theta, mask = state.model.unpack()
-        learning, validation = self._divide(trainer)
-        loss = trainer.loss(theta, validation)
-        update = trainer.learn(theta, mask, samples=learning)
+        count = self.held_back(len(trainer.train))
+        held_back = trainer.hold_back(count) if count else trainer.train
+        loss = trainer.loss(theta, held_back)
+        update = trainer.learn(theta, mask)
         candidates = {trainer.peer: update}
         for sender, received_model in received.items():
             candidates[sender] = received_model.over(update)  # private weights are our own
 
         gains = {}
         for name, theta_n in sorted(candidates.items()):
-            gains[name] = gain(theta, theta_n, loss, trainer.loss(theta_n, validation))
+            gains[name] = gain(theta, theta_n, loss, trainer.loss(theta_n, held_back))
         next_theta = update
         if any(gains.values()):
             next_theta = moved(theta, candidates, gains)
@@ -89,21 +96,6 @@ class FedFOMO(GossipMethod):
         model = PackedModel.pack(next_theta, mask)
         memory = self._remember(state, gains, trainer.peer)
         return PeerState(model, model.mask, trainer.buffers, memory)
-
-    def _divide(self, trainer: Trainer) -> tuple[Samples, Samples]:
-        """Return the samples to learn from, and those to weigh candidates on.
-
-        The latter are the validation data, or held-back training data.
-        """
-        if trainer.validation is not None:
-            return trainer.train, trainer.validation
-        order = torch.randperm(len(trainer.train), generator=trainer.peer_stream("validation"))
-        if len(order) <= 1:
-            learning = trainer.train.take(order)
-            return learning, learning
-        held_back = max(1, int(self.validation * len(order)))
-        learning = trainer.train.take(order[held_back:].sort().values)
-        return learning, trainer.train.take(order[:held_back].sort().values)
 
     def _remember(
         self, state: PeerState, gains: Mapping[str, float], own: str

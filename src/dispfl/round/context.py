@@ -32,6 +32,7 @@ from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.experiment import RunSettings, Simulation
 from dispfl.extras import require
+from dispfl.methods.affinity import Affinity
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.privacy.steps import PrivateSteps, SecretStream, check_private_network
@@ -539,6 +540,12 @@ def check_private_method(method: Method) -> None:
             f"privacy does not work with method.name={method.name}, which uses training data in"
             " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local.",
             key="method",
+        )
+    if isinstance(method, Affinity) and method.affinity != "none" and method.affinity_held_back:
+        raise ConfigError(
+            f"method.affinity_held_back is {method.affinity_held_back:g}, but what a peer decides"
+            " by held-back data is not accounted; with privacy set it to 0.",
+            key="method.affinity_held_back",
         )
 
 
