@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 # About 45 minutes on two cores; each benchmark prints a ratio against a limit measured in the same run.
 BENCHMARKS = round_loop naive gossip_average robust_average prune_and_regrow packing evaluation partition start_up side_by_side \
-  kept_heap memory_format batched_peers memory_at_rest memory_peak memory_of_peers many_peers states_on_disk ray_speed codec transport relay bandwidth serving \
+  kept_heap memory_format batched_peers memory_at_rest memory_peak memory_of_peers many_peers states_on_disk ray_speed ray_overhead codec transport relay bandwidth serving \
   channel_exchange channel_export channel_rounds membership private_memory clock view_pages
 
 .PHONY: demo test check reference messages docs bench fuzz clean

@@ -1,8 +1,8 @@
 """The Ray engine: the same rounds, with peers in several processes of a machine or a cluster.
 
-Peers' data and states stay with their worker; only encoded messages and reports travel. A lost
-worker is replaced: the new one restores its peers from the last checkpoint and repeats their steps,
-with the same bits.
+Peers' data and states stay with their worker; only models and reports travel. A lost worker is
+replaced: the new one restores its peers from the last checkpoint and repeats their steps, with the
+same bits.
 """
 
 import os

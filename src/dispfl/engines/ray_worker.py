@@ -1,7 +1,9 @@
 """A Ray worker: some of a federation's peers in one process, with their data and states.
 
 The driver selects the peer that takes its step next, and receives the result. The worker requests
-the models that its peers receive from other workers, as encoded messages, while it trains.
+the models that its peers receive from other workers while it trains. Models travel as encoded
+messages where that changes their values; otherwise as they are, which takes less time, and only
+their size is that of a message.
 """
 
 import platform
@@ -12,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
@@ -24,7 +28,7 @@ from ray.exceptions import (
 
 from dispfl.clock.schedule import ModelMessage
 from dispfl.core.allocator import keep_heap
-from dispfl.core.packed import Mask
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.samples import PeerData
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.checkpoint import Checkpoints
@@ -65,13 +69,45 @@ def get(pending: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class ModelArrays:
+    """A model as arrays, which Ray moves between processes faster than tensors."""
+
+    values: NDArray[np.float32]
+    bits: NDArray[np.uint8]
+    tensors: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, model: PackedModel) -> "ModelArrays":
+        """Return the arrays of a model."""
+        tensors = {name: tensor.numpy() for name, tensor in model.tensors.items()}
+        return cls(model.values.numpy(), model.mask.bits.numpy(), tensors)
+
+    def model(self, like: Mask) -> PackedModel:
+        """Return the model, whose mask is of the same kind as another one of the federation.
+
+        The arrays that Ray returns are read-only, which tensors must not be, so they are copied.
+        """
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in self.tensors.items()}
+        mask = replace(like, bits=torch.from_numpy(self.bits.copy()))
+        return PackedModel(torch.from_numpy(self.values.copy()), mask, tensors)
+
+
+@dataclass(frozen=True)
+class Response:
+    """A model that another worker's peer receives, and what sending it costs."""
+
+    content: ModelArrays | bytes
+    paper: int
+    wire: int
+
+
+@dataclass(frozen=True)
 class RemoteResult:
     """A finished step as the worker reports it to the driver."""
 
     result: StepResult
     upload: bytes | None
-    """The message to the server; not part of the result, because only messages travel between
-    processes."""
+    """The message to the server."""
     seconds: float
 
 
@@ -223,7 +259,7 @@ class Worker:
         state = task_state(context, task, states)
         fetch_own = fetch_here(context, self._codec, task, states)
         try:
-            remote = self._request_remote(task, requested_mask(context, state))
+            remote = self._request_remote(task, state)
         except (*WORKER_LOST, ModelMissingError):
             return None
 
@@ -244,11 +280,8 @@ class Worker:
         task: PeerTask,
         senders: Sequence[str],
         request: bytes | None,
-    ) -> list[tuple[bytes, int]]:
-        """Return the messages of this worker's peers for the task of another's peer.
-
-        Each comes with its size as the paper counts it.
-        """
+    ) -> list[Response]:
+        """Return the models of this worker's peers for the task of another's peer."""
         torch.set_num_threads(1)
         context = self._context
         codec = self._codec
@@ -261,10 +294,8 @@ class Worker:
                 raise ModelMissingError from None
             t = sent_in(task, sender)
             delivery = deliver(context, codec, model, mask, sender, task.peer, t)
-            message = delivery.message
-            if message is None:
-                message = encode_model(context, codec, model, mask, sender, task.peer, t)
-            responses.append((message, delivery.paper))
+            content = delivery.message or ModelArrays.of(delivery.model)
+            responses.append(Response(content, delivery.paper, delivery.wire))
         return responses
 
     @ray.method(concurrency_group="respond")
@@ -272,7 +303,7 @@ class Worker:
         """Stop training between two batches."""
         self._stop.set()
 
-    def _request_remote(self, task: PeerTask, mask: Mask | None) -> dict[str, DeliveredModel]:
+    def _request_remote(self, task: PeerTask, state: PeerState) -> dict[str, DeliveredModel]:
         """Return the models of the senders that other workers have."""
         by_worker: dict[int, list[str]] = {}
         for sender in task_senders(task):
@@ -280,6 +311,7 @@ class Worker:
                 by_worker.setdefault(self._assignment[sender], []).append(sender)
         if not by_worker:
             return {}
+        mask = requested_mask(self._context, state)
         request = None if mask is None else self._codec.encode_request(mask)
         pending = [
             self._workers[worker].respond.remote(task, senders, request)
@@ -287,10 +319,12 @@ class Worker:
         ]
         deliveries = {}
         for senders, responses in zip(by_worker.values(), get(pending), strict=True):
-            for sender, (message, paper) in zip(senders, responses, strict=True):
-                deliveries[sender] = DeliveredModel(
-                    decode_model(self._codec, message, mask), paper, len(message)
-                )
+            for sender, response in zip(senders, responses, strict=True):
+                if isinstance(response.content, bytes):
+                    model = decode_model(self._codec, response.content, mask)
+                else:
+                    model = response.content.model(state.next_mask)
+                deliveries[sender] = DeliveredModel(model, response.paper, response.wire)
         return deliveries
 
     def _check_stop(self) -> None:
