@@ -331,6 +331,7 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
         "method.affinity": ("none", None),
         "method.affinity_strength": (2.5, None),
         "method.affinity_chosen": (0.6, None),
+        "method.affinity_held_back": (0.1, None),
         "method.robust": ("none", None),
         "method.byzantine": (0.2, None),
         "rounds": (3, 4),

@@ -107,18 +107,20 @@ def test_validation_data_are_not_trained_on_and_change_nothing_else(points: Poin
     assert plain.metrics[0]["validation"] is None
 
 
-def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_tenth(
+def test_fedfomo_holds_back_a_tenth_of_the_training_data_even_with_validation_data(
     points: Points,
 ) -> None:
+    """18 of 20 samples are trained on, so that a sweep may choose by the validation data."""
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     flops = [
-        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK, rounds=1)
+        Federation(tiny_network, peers, method, Full(), train=QUICK, rounds=1)
         .run()
         .metrics[0]["flops_per_peer"]
-        for peers in (pairs, triples)
+        for peers, method in ((pairs, DPSGD()), (pairs, FedFOMO()), (triples, FedFOMO()))
     ]
-    assert flops[0] * 20 == flops[1] * 18
+    assert flops[1] * 20 == flops[0] * 18
+    assert flops[2] == flops[1]
 
 
 def test_an_experiment_holds_out_a_quarter_and_resumes_with_it(tmp_path: Path) -> None:
